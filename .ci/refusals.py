@@ -101,7 +101,7 @@ ANALYSES = (
     ("fxmem.whatif.program_step", "_in_another_process"),
     ("fxmem.validation.validate_program", "measure_program"),
     ("fxmem.validation.validate", "read_snapshot"),
-    ("fxmem.whatif.card_fit", "run_forked"),
+    ("fxmem.whatif.fits", "run_forked"),
     ("fxmem.cli.output", "write_page"),
     ("fxmem.cli.verbs.report", "write_page"),
 )

@@ -19,7 +19,7 @@ from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
 from fxmem.simulation.step.analysis import analyze_step
 from fxmem.simulation.step.request import StepRequest
-from fxmem.whatif.max_batch import measure_curve
+from fxmem.whatif.max_batch import max_batch
 
 TARGET = "rtx4090"
 MODELS: tuple[tuple[str, dict[str, object], tuple[str, ...]], ...] = (
@@ -55,7 +55,7 @@ def main() -> int:
     rows, wrong = [], 0
     for spec, settings, inputs in MODELS:
         began = time.perf_counter()
-        curve = measure_curve(analysed(spec, settings, inputs, 4))
+        curve = max_batch(analysed(spec, settings, inputs, 4))
         seconds = time.perf_counter() - began
         largest = curve.largest or 0
         peaks = [analysed(spec, settings, inputs, size).peak for size in (largest, largest + 1)]

@@ -113,7 +113,7 @@ LISTENERS: Registry[Any] = Registry("listener", "fxmem.simulation.run.listeners"
 """What is told of a program's rounds, likewise; `fxmem.simulation.run.listeners` says what is registered."""
 VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
 """How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
-(`card-fits` shows `CardFits`)."""
+(`compile-plan` would show `CompilePlan`)."""
 
 
 def print_record(record: Any) -> str | None:

@@ -24,29 +24,27 @@ from fxmem.records.advice import Advice
 from fxmem.records.breakdown import LayerReport, LineReport
 from fxmem.records.comparison import StepComparison
 from fxmem.records.explanation import Explanation
+from fxmem.records.fits import Fits
 from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
-from fxmem.records.sizes import Baseline, CardFits, MeshFits, ServeSize, SizeCurve, Sweep
+from fxmem.records.sizes import Baseline, ServeSize
 from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "advice": Advice,
         "baseline": Baseline,
-        "cards": CardFits,
         "comparison": StepComparison,
         "compile_plan": CompilePlan,
         "explanation": Explanation,
+        "fits": Fits,
         "layers": LayerReport,
         "lines": LineReport,
         "measurement": Measurement,
-        "meshes": MeshFits,
         "plan": Plan,
         "program_verdict": ProgramVerdict,
         "report": Report,
         "serving": ServeSize,
-        "sizes": SizeCurve,
-        "sweep": Sweep,
         "target": Target,
         "timeline": Timeline,
         "verdict": Verdict,

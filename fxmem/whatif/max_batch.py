@@ -8,38 +8,33 @@ size before (ResNet-18 on a T4 fits with a batch of 685 and of 687, and not of 6
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 
-from fxmem.errors import AnalysisError, UsageError
+from fxmem.errors import UsageError
 from fxmem.hardware import catalogue, step_time
 from fxmem.hardware.context import give_room, room_bytes
 from fxmem.memory.budget import BudgetLike, parse_bytes
+from fxmem.records.fits import FITS_WORDS, Fits, Point, Space, find_enough
 from fxmem.records.names import AnyMode
 from fxmem.records.profile import Assumption, Profile, Step, Target
-from fxmem.records.sizes import FITS_WORDS, SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
 from fxmem.simulation.code.profiled_step import ProfiledStep
-from fxmem.simulation.processes.executor import run_forked
-from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.simulation.step.generation import AnyAnalysis, Generation, analyze_any
+from fxmem.simulation.step.generation import AnyAnalysis, Generation
+from fxmem.whatif.fits import Measuring
 from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
-from fxmem.whatif.resize import Resizing, find_resizing
-from fxmem.whatif.size_search import fit_line, judge, search
+from fxmem.whatif.resize import Resizing
+from fxmem.whatif.size_search import fit_line, search
+from fxmem.whatif.source import Change, ModelSource, Source, StepSource, open_source, take_step
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
 START = 8
 """Size of a program that is tried first unless another is asked for."""
-
-CONTEXT = "context"
-"""The dimension of a generation that is its prompt and its new tokens together."""
 
 Goal = Literal["memory", "throughput"]
 """What is looked for: the largest size that fits, or also the smallest that is as fast, sample for sample."""
@@ -50,13 +45,9 @@ _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
 read it."""
 
-Change = Callable[[Any], AnyAnalysis]
-"""What is done to a step before it is judged, e.g. `lambda analysis: apply_regions(analysis, regions,
-application)`."""
-
 
 def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
-    model: torch.nn.Module | Callable[..., Any],
+    model: ProfiledStep | torch.nn.Module | Callable[..., Any],
     inputs: Any = None,
     *,
     mode: AnyMode = "train",
@@ -65,17 +56,19 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     dim: str | int = "batch",
     limit: int = LIMIT,
     goal: Goal = "memory",
+    change: Change | None = None,
+    start: int = START,
     progress: Callable[[str], None] | None = None,
     **options: Any,
-) -> SizeCurve:
+) -> Fits:
     """Find the largest fitting size of an input's dimension, and peak and time by size.
 
     Takes about ten analyses: three or four to get near, one or two for each halving of what the allocator's cache
     leaves uncertain, three for the curve below.
 
     Args:
-        model: as for `fxmem.analyze`. Without `inputs`, a function of the size that trains as a script does,
-            `train(batch_size)`: it runs inside `fxmem.record`, first at size 8.
+        model: as for `fxmem.analyze`; or what it returned, without options. Else without `inputs`, a function of the
+            size that trains as a script does, `train(batch_size)`: it runs inside `fxmem.record`.
         inputs: as for `fxmem.analyze`; the search begins with the size they have. Tensors that change size lose their
             values.
         mode: as for `fxmem.analyze`; or "generate" for `fxmem.generate`. A generation fits where the first of a process
@@ -89,7 +82,9 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
             varies.
         limit: no larger size is tried.
         goal: "throughput" also finds the smallest size that reaches 95 % of the best estimated throughput, within a
-            tenth (`SizeCurve.enough`). Not for a function.
+            tenth (`Fits.enough`). Not for a function.
+        change: is applied to the step at every size, the given one included. Not for a function.
+        start: the size of a function that is tried first.
         progress: called with a few words on each size.
         options: further ones of `fxmem.analyze` or `fxmem.generate`; of `fxmem.record` for a function, whose `steps`
             are 3 unless given.
@@ -100,131 +95,55 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
         AnalysisError: the model cannot be analysed at the size it was given (or at `limit`, if that is less). Where it
             raises at another size, that size does not fit.
     """
-    _check_limit(limit)
-    # A wrong budget is found before the work is done.
-    resolved = catalogue.target(target) if isinstance(target, str) else target
-    _find_room(resolved, budget)
-    _check_goal(goal, resolved)
-    settings: dict[str, Any] = {"budget": budget, "dim": dim, "limit": limit, "goal": goal, "progress": progress}
-    if inputs is not None:
-        step = analyze_any(model, inputs, mode=mode, target=target, progress=progress, options=options)
-        return measure_curve(step, **settings)
-    if isinstance(model, torch.nn.Module):
+    if limit < 1:
+        raise UsageError(f"expected a limit of at least 1, got {limit}")
+    if not isinstance(model, ProfiledStep):  # a wrong budget is found before the work is done
+        target = catalogue.target(target) if isinstance(target, str) else target
+        _find_room(target, budget)
+        _check_goal(goal, target)
+    if inputs is not None or isinstance(model, ProfiledStep):
+        step = take_step(model, inputs, mode=mode, target=target, progress=progress, options=options)
+    elif isinstance(model, torch.nn.Module):
         raise UsageError("expected the inputs of a module; without them, a function of the size that trains")
-    if mode != "train":
+    elif mode != "train":
         raise UsageError(f"expected the inputs of a model for mode {mode!r}; a function of the size trains")
-    return measure_curve(program_step(model, target=resolved, **options), **settings)
-
-
-class SizedStep(NamedTuple):
-    """A step that may be had at several sizes."""
-
-    dim: str
-    """What varies."""
-    start: int
-    """The size that is tried first."""
-    run: Callable[[int], ProfiledStep]
-    """The step at a size."""
-    describe: Callable[[], Profile]
-    """Whose heading the curve has, when something has run."""
-    note: Callable[[Sequence[SizePoint]], Iterator[Assumption]]
-    """What the points do not say."""
-    resized: tuple[str, ...] = ()
-    """As `SizeCurve.resized`."""
-    positions: int | None = None
-    """As `SizeCurve.positions`."""
-
-
-def measure_curve(
-    step: ProfiledStep,
-    *,
-    budget: BudgetLike | None = None,
-    dim: str | int = "batch",
-    limit: int = LIMIT,
-    goal: Goal = "memory",
-    change: Change | None = None,
-    start: int = START,
-    progress: Callable[[str], None] | None = None,
-) -> SizeCurve:
-    """`max_batch` for what is analysed, or for a program.
-
-    Args:
-        step: a model's step or generation at the size that is tried first; or a program, which takes a size.
-        budget, dim, limit, goal, progress: as for `max_batch`.
-        change: is applied to it at every size, the given one included. Not of a program.
-        start: the size of a program that is tried first.
-    """
-    if isinstance(step, ProgramStep):
-        if change is not None:
-            raise UsageError("expected no change of a program: it makes its checkpoints itself")
-        if goal != "memory":
-            what = "a program" if step.program.varied else "a function"
-            raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
-        target = step.program.target
-        room = _find_room(target, budget)
-        sizes = _vary_program(step, target, room, start)
-    elif isinstance(step, (Analysis, Generation)):
-        target = step.profile.target
-        room = _find_room(target, budget)
-        _check_goal(goal, target, step.profile.step)
-        sizes = _vary_model(step, dim, change)
     else:
-        raise UsageError("expected a model or a program to vary the size of, got the record of a step")
-    points = _measure_sizes(sizes, room, limit=limit, goal=goal, progress=progress)
+        step = program_step(model, target=target, **options)
+    own = step.program.target if isinstance(step, ProgramStep) else step.profile.target
+    room = _find_room(own, budget)
+    _check_step(step, goal, change)
+    source, card, resized = open_source(step, dim=dim, change=change), own, tuple[str, ...]()
+    if isinstance(source, ModelSource):
+        start, resized = source.new_tokens + source.sizes.size, source.sizes.names
+    elif isinstance(step, ProgramStep):  # with a budget, it finds itself on a card that leaves it so much
+        dim, card = step.program.varied or "size", give_room(own, room)
+    space = Space(question="largest", dim=str(dim), resized=resized, limit=limit, is_budget=budget is not None)
+    work, first = Measuring(source, space, [card], room), min(start, limit)
+    at_first = source.run(source.at(card, size=first), card)  # a step that raises here ends the search
+    if isinstance(step, ProgramStep):
+        record = at_first.profile.step.model_copy(update={"program": None})
+        fields = {"model": step.program.name, "target": own, "step": record}
+        about: Profile = at_first.profile.model_copy(update=fields)
+    else:
+        about = step.profile
+    points = _measure_sizes(work, {first: at_first}, limit=limit, goal=goal, tell=progress or (lambda _: None))
     largest = _find_largest(points)
-    line = fit_line(points, largest)
+    slope, constant, error = fit_line(points, largest) or (None, None, None)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
-    described = sizes.describe()
-    return SizeCurve(
-        **described.heading(),
-        points=tuple(points),
+    table, positions = _find_positions(source)
+    notes = (*_note_positions(source, table, positions, largest), *_note_standstill(source, points))
+    return work.record(
+        about,
+        points,
+        cards=(own,),
         largest=largest,
-        per_sample_bytes=None if line is None else line[0],
-        constant_bytes=None if line is None else line[1],
-        line_error_bytes=None if line is None else line[2],
-        monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
-        dim=sizes.dim,
-        resized=sizes.resized,
-        positions=sizes.positions,
-        room_bytes=room,
-        is_budget=budget is not None,
-        limit=limit,
-        assumptions=(*sizes.note(points), *described.missing_loss),
+        positions=positions if table else None,
+        per_sample_bytes=slope,
+        constant_bytes=constant,
+        line_error_bytes=error,
+        monotone=counted == sorted(counted) if len(counted) > 1 else None,
+        assumptions=(*notes, *about.missing_loss),
     )
-
-
-def _vary_model(analysis: AnyAnalysis, dim: str | int, change: Change | None) -> SizedStep:
-    arguments = named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs)
-    new = _new_tokens(analysis) if dim == CONTEXT else 0
-    varied = find_resizing(arguments, "seq" if dim == CONTEXT else dim)
-
-    def run(size: int) -> ProfiledStep:
-        if size <= new:
-            raise AnalysisError(f"a context of {size} has no room for a prompt and {new} new tokens")
-        sized = analysis if size == varied.size + new else _analyse_size(analysis, varied, size - new)
-        return sized if change is None else change(sized)
-
-    table, positions = _find_positions(analysis.model, varied)
-    note = functools.partial(_note_positions, analysis.model, table, positions)
-    known = positions if table else None
-    return SizedStep(str(dim), varied.size + new, run, lambda: analysis.profile, note, varied.names, known)
-
-
-def _vary_program(step: ProgramStep, target: Target, room: int, start: int) -> SizedStep:
-    """With a budget, the program finds itself on a card like the target that leaves it so much."""
-    within = give_room(target, room)
-    first: list[Profile] = []
-
-    def run(size: int) -> ProgramStep:
-        sized = ProgramStep(step.program.at_size(size, within))
-        first.extend([] if first else [sized.profile])
-        return sized
-
-    def describe() -> Profile:
-        record = first[0].step.model_copy(update={"program": None})
-        return first[0].model_copy(update={"model": step.program.name, "target": target, "step": record})
-
-    return SizedStep(step.program.varied or "size", start, run, describe, _note_standstill)
 
 
 def find_smaller(analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, room: int, change: Change) -> int | None:
@@ -237,63 +156,55 @@ def find_smaller(analysis: AnyAnalysis, step: ProfiledStep, varied: Resizing, ro
         room: bytes that the allocator may have.
         change: what is done to the step of another size.
     """
+    source, card = ModelSource.of(analysis, change=change), analysis.profile.target
+    work = Measuring(source, Space(question="largest"), [card], room)
 
-    def measure(size: int) -> SizePoint:
-        try:
-            sized = step if size == varied.size else change(_analyse_size(analysis, varied, size))
-            return _point(size, sized, room)
-        except AnalysisError as error:
-            return _point_without_run(size, error)
+    def measure(size: int) -> Point:
+        return work.measure_one(source.at(card, size=size), step if size == varied.size else None)
 
     return _find_largest(search(measure, room, start=varied.size, also=(1,), limit=varied.size))
 
 
 def _measure_sizes(
-    sizes: SizedStep, room: int, *, limit: int, goal: Goal, progress: Callable[[str], None] | None
-) -> list[SizePoint]:
-    """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
-    _check_limit(limit)
-    tell = progress or (lambda _: None)
-    first = min(sizes.start, limit)
+    work: Measuring, known: Mapping[int, ProfiledStep], *, limit: int, goal: Goal, tell: Callable[[str], None]
+) -> list[Point]:
+    """Every point of the curve, the smallest first; the step of the first size is known."""
+    (card,), (first,), room = work.cards, known, work.room or 0
 
-    def try_size(size: int) -> SizePoint:
-        try:
-            return _point(size, sizes.run(size), room)
-        except AnalysisError as error:
-            if size == first:
-                raise
-            return _point_without_run(size, error)
-
-    def measure(size: int) -> SizePoint:
-        point = try_size(size)
-        tell(_describe_point(sizes.dim, point, room))
+    def measure(size: int) -> Point:
+        point = work.measure_one(work.source.at(card, size=size), known.get(size))
+        tell(_describe_point(work.space.dim, point))
         return point
 
     points = search(measure, room, start=first, limit=limit)
-    largest, tried = _find_largest(points), {point.size for point in points}
+    largest, tried = _find_largest(points), {_size(point) for point in points}
     quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
-    for _, point in run_forked(SizePoint, {str(size): functools.partial(try_size, size) for size in sorted(quarters)}):
-        points.append(point)
-        tell(_describe_point(sizes.dim, point, room))
-    points.sort(key=lambda point: point.size)
+    for made in work.measure(work.source.at(card, size=size) for size in sorted(quarters)):
+        points += made
+        tell(_describe_point(work.space.dim, made[0]))
+    points.sort(key=_size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:
-        points = sorted([*points, measure(between)], key=lambda point: point.size)
+        points = sorted([*points, measure(between)], key=_size)
     return points
 
 
-def _propose_enough(points: Sequence[SizePoint]) -> int | None:
+def _propose_enough(points: Sequence[Point]) -> int | None:
     """The size to measure next, to find the smallest that is near the best throughput; None when it is found."""
     enough = find_enough(points)
     if enough is None:
         return None
-    below = max((point.size for point in points if point.size < enough), default=0)
+    below = max((_size(point) for point in points if _size(point) < enough), default=0)
     if enough - below <= 1 or 10 * enough <= 11 * below:
         return None
     return min(max(math.isqrt(below * enough), below + 1), enough - 1)
 
 
-def _find_largest(points: Iterable[SizePoint]) -> int | None:
-    return max((point.size for point in points if point.fits), default=None)
+def _find_largest(points: Iterable[Point]) -> int | None:
+    return max((point.size or 0 for point in points if point.fits), default=None)
+
+
+def _size(point: Point) -> int:
+    return point.size or 0
 
 
 # --- one size ---------------------------------------------------------------------------------------------------------
@@ -310,9 +221,16 @@ def _find_room(target: Target, budget: BudgetLike | None) -> int:
     return parse_bytes(budget).nbytes
 
 
-def _check_limit(limit: int) -> None:
-    if limit < 1:
-        raise UsageError(f"expected a limit of at least 1, got {limit}")
+def _check_step(step: ProfiledStep, goal: Goal, change: Change | None) -> None:
+    if isinstance(step, (Analysis, Generation)):
+        _check_goal(goal, step.profile.target, step.profile.step)
+    elif not isinstance(step, ProgramStep):
+        raise UsageError("expected a model or a program to vary the size of, got the record of a step")
+    elif goal != "memory":
+        what = "a program" if step.program.varied else "a function"
+        raise UsageError(f"expected goal='memory' for {what}: which part of its time the size changes is not known")
+    elif change is not None:
+        raise UsageError("expected no change of a program: it makes its checkpoints itself")
 
 
 def _check_goal(goal: Goal, target: Target, step: Step | None = None) -> None:
@@ -324,49 +242,23 @@ def _check_goal(goal: Goal, target: Target, step: Step | None = None) -> None:
         raise UsageError(f"expected goal throughput on a card whose rates are known, got {target.name!r}")
 
 
-def _new_tokens(analysis: AnyAnalysis) -> int:
-    """The tokens of a context that are not of the prompt."""
-    if not isinstance(analysis, Generation):
-        raise UsageError("expected dim='context' with mode='generate'; the length of a step's sequences is seq")
-    return analysis.request.new_tokens
-
-
-def _analyse_size(analysis: AnyAnalysis, varied: Resizing, size: int) -> AnyAnalysis:
-    args, kwargs = varied.resize(analysis.request.args, analysis.request.kwargs, size)
-    return analysis.vary(args=args, kwargs=kwargs)
-
-
-def _point(size: int, step: ProfiledStep, room: int) -> SizePoint:
-    peak, retries = step.within(room)
-    return SizePoint(
-        size=size,
-        phase=peak.phase,
-        time=None if step.profile.step.program or step.profile.step.generation else step.estimate_time(),
-        alloc_retries=retries,
-        **judge(step, peak),
-    )
-
-
-def _point_without_run(size: int, error: AnalysisError) -> SizePoint:
-    return SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
-
-
-def _find_positions(model: torch.nn.Module, varied: Resizing) -> tuple[str, int | None]:
+def _find_positions(source: Source) -> tuple[str, int | None]:
     """The table of positions of a model of transformers whose sequences vary, if any, and how many it has."""
-    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if not isinstance(positions, int) or "input_ids:1" not in varied.names:
+    if not isinstance(source, ModelSource):
         return "", None
-    return next((name for name, _ in model.named_modules() if name.endswith(_POSITION_TABLES)), ""), positions
+    positions = getattr(getattr(source.model, "config", None), "max_position_embeddings", None)
+    if not isinstance(positions, int) or "input_ids:1" not in source.sizes.names:
+        return "", None
+    tables = (name for name, _ in source.model.named_modules() if name.endswith(_POSITION_TABLES))
+    return next(tables, ""), positions
 
 
-def _note_positions(
-    model: torch.nn.Module, table: str, positions: int | None, points: Sequence[SizePoint]
-) -> Iterator[Assumption]:
+def _note_positions(source: Source, table: str, positions: int | None, largest: int | None) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
-    largest = _find_largest(points)
-    if positions is None or largest is None or largest <= positions:
+    if not isinstance(source, ModelSource) or positions is None or largest is None or largest <= positions:
         return
-    field = getattr(model.config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
+    names = getattr(source.model.config, "attribute_map", {})
+    field = names.get("max_position_embeddings", "max_position_embeddings")
     limit = f"the model's configuration has {positions} positions; if they are looked up in a table, a"
     if table:
         limit = f"{table} is a table of {positions} positions: a"
@@ -374,17 +266,17 @@ def _note_positions(
     yield Assumption(topic="size", text=text)
 
 
-def _note_standstill(points: Sequence[SizePoint]) -> Iterator[Assumption]:
+def _note_standstill(source: Source, points: Sequence[Point]) -> Iterator[Assumption]:
     """A program may not use what it is given: too little data, or another argument."""
     ran = [point for point in points if point.counted_bytes is not None]
-    same = [point.size for point in ran if point.counted_bytes == ran[-1].counted_bytes]
-    if same and 4 * same[-1] >= 5 * same[0]:  # less may be the allocator's rounding
+    same = [_size(point) for point in ran if point.counted_bytes == ran[-1].counted_bytes]
+    if isinstance(source, StepSource) and same and 4 * same[-1] >= 5 * same[0]:  # less may be the allocator's rounding
         text = f"the peak does not grow from {same[0]} on: the program has no more data, or does not use the size"
         yield Assumption(topic="size", text=text)
 
 
-def _describe_point(dim: str, point: SizePoint, room: int) -> str:
+def _describe_point(dim: str, point: Point) -> str:
     what = dim.replace(PLACE, str(point.size)) if PLACE in dim else f"{dim} {point.size}"
     if point.counted_bytes is None:
         return f"{what}: cannot run"
-    return f"{what}: {format_bytes(point.counted_bytes)}, {FITS_WORDS[point.fits]} {format_bytes(room)}"
+    return f"{what}: {format_bytes(point.counted_bytes)}, {FITS_WORDS[point.fits]} {format_bytes(point.room_bytes)}"

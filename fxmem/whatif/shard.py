@@ -7,7 +7,6 @@ sequences, is never above it. The same lines give the bytes that each mesh would
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -20,17 +19,17 @@ from fxmem.hardware import catalogue
 from fxmem.hardware.context import room_bytes
 from fxmem.hardware.links import PER_MACHINE, bytes_per_second
 from fxmem.memory.figures import find_dtypes
+from fxmem.records.fits import FITS_WORDS, NONE, Fits, Point, Settings, Space
 from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Assumption, Kind, Profile, Target
-from fxmem.records.sizes import FITS_WORDS, MeshFit, MeshFits
 from fxmem.records.units import format_bytes
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload, find_blocks
-from fxmem.simulation.recording.observe.fx_tracer import named_arguments
-from fxmem.simulation.step.analysis import Analysis, analyze_step, build_module, read_request
+from fxmem.simulation.step.analysis import build_module, read_request
 from fxmem.simulation.step.request import StepRequest
+from fxmem.whatif.fits import Measuring
 from fxmem.whatif.mesh_bound import Candidate, Line, Sketch, divisors, list_candidates, shorten, sum_moved, sum_state
-from fxmem.whatif.resize import find_resizing
-from fxmem.whatif.size_search import judge
+from fxmem.whatif.source import ModelSource
 
 SHOWN = 3
 """Meshes that fit and are looked for, unless more are asked for."""
@@ -58,7 +57,7 @@ def shard(
     offload: str | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
-) -> MeshFits:
+) -> Fits:
     """Find the meshes of FSDP2, tensor parallel and replicas that fit.
 
     Args:
@@ -109,19 +108,23 @@ def find_meshes(
     *,
     shown: int = SHOWN,
     progress: Callable[[str], None] = lambda _: None,
-) -> MeshFits:
+) -> Fits:
     """`shard` for a step on `count` cards, None for as few as fit; `plan` has the settings of FSDP."""
     if batch < 1 or shown < 1:
         raise UsageError(f"expected a batch and a number of meshes of at least 1, got {batch} and {shown}")
-    find = functools.partial(_find_meshes, model, request, batch=batch, plan=plan, shown=shown, progress=progress)
+    source = ModelSource(model, request, sharding=plan)
+
+    def find(cards: int) -> Fits:
+        return _Search(source, cards, batch, progress).find(shown)
+
     return find(count) if count is not None else _find_fewest(find)
 
 
-def _find_fewest(find: Callable[[int], MeshFits]) -> MeshFits:
+def _find_fewest(find: Callable[[int], Fits]) -> Fits:
     """The meshes of the fewest cards that the step fits."""
-    found: MeshFits | _NoMesh | None = None
+    found: Fits | _NoMesh | None = None
     count = 1
-    while count <= _MOST_CARDS and not (isinstance(found, MeshFits) and found.best):
+    while count <= _MOST_CARDS and not (isinstance(found, Fits) and found.fitting):
         try:
             found = find(count)
         except _NoMesh as error:
@@ -131,48 +134,15 @@ def _find_fewest(find: Callable[[int], MeshFits]) -> MeshFits:
                 raise
             break
         count *= 2
-    if not isinstance(found, MeshFits):
+    if not isinstance(found, Fits):
         assert found is not None
         raise found
-    fewer = f"; it does not fit {found.cards // 2}" if found.cards > 1 else ""
+    fewer = f"; it does not fit {found.space.ranks // 2}" if found.space.ranks > 1 else ""
     note = Assumption(topic="cards", text=f"as few of 1, 2, 4, ... cards as it fits{fewer}")
-    return found.model_copy(update={"assumptions": (note, *found.assumptions)}) if found.best else found
+    return found.model_copy(update={"assumptions": (note, *found.assumptions)}) if found.fitting else found
 
 
-def _find_meshes(
-    model: nn.Module,
-    request: StepRequest,
-    count: int,
-    *,
-    batch: int,
-    plan: MeshPlan,
-    shown: int,
-    progress: Callable[[str], None],
-) -> MeshFits:
-    search = _Search(model, request, count, plan, progress)
-    candidates = list(list_candidates(count, batch, [tp for tp in divisors(count) if search.takes(tp)]))
-    if plan.offload:
-        candidates = [each for each in candidates if "fsdp" in each.mesh.dimensions]
-    if not candidates:
-        raise UsageError(f"expected a batch that ranks can share, got {batch} on {count} cards: no mesh divides it")
-    search.run(candidates, shown)
-    if not search.analysed:
-        raise _NoMesh(f"expected a mesh that may fit; {search.explain_bound(candidates)}")
-    best = search.analysed[0][0]
-    return MeshFits(
-        **best.heading(),
-        cards=count,
-        batch=batch,
-        room_bytes=room_bytes(request.resolved_target) or 0,
-        meshes=tuple(sorted((fit for _, fit in search.analysed), key=_rank)),
-        ruled_out=search.ruled_out,
-        analyses=search.analyses,
-        dtypes=find_dtypes(min(search.analysed, key=lambda each: _rank(each[1]))[0], _STATE),
-        assumptions=tuple(search.assume()),
-    )
-
-
-def _rank(fit: MeshFit) -> tuple[bool, float, int]:
+def _rank(fit: Point) -> tuple[bool, float, int]:
     return not fit.fits, fit.link_seconds or 0.0, fit.moved_bytes
 
 
@@ -183,19 +153,18 @@ class _Search:
     """Analyses of one model on so many cards.
 
     Args:
-        model: whole.
-        request: its step, on one card.
+        source: of the model's step on one card.
         count: how many cards there are.
-        plan: the settings of FSDP.
+        batch: of an optimizer step, on all of them.
         progress: called with a few words on each analysis.
     """
 
-    def __init__(
-        self, model: nn.Module, request: StepRequest, count: int, plan: MeshPlan, progress: Callable[[str], None]
-    ) -> None:
-        self._model, self._request, self._count, self._plan, self._tell = model, request, count, plan, progress
-        self._room = room_bytes(request.resolved_target) or 0
-        self._varied = find_resizing(named_arguments(model, request.args, request.kwargs), "batch")
+    def __init__(self, source: ModelSource, count: int, batch: int, progress: Callable[[str], None]) -> None:
+        self._source, self._count, self._batch, self._tell = source, count, batch, progress
+        self._card = source.request.resolved_target
+        space = Space(question="meshes", ranks=count, samples=batch)
+        self._work, self._room = Measuring(source, space, [self._card]), room_bytes(self._card) or 0
+        model = source.model
         blocks = len(find_blocks(model))
         shorts = (shorten(model, 2), shorten(model, 3)) if blocks > 3 else (None, None)
         self._shorts = tuple(model if each is None else each for each in shorts)
@@ -204,32 +173,52 @@ class _Search:
         self._refused: dict[int, str] = {}
         self._misfits: list[Candidate] = []
         self._above: list[str] = []
-        self.analysed: list[tuple[Profile, MeshFit]] = []
-        self.ruled_out = 0
-        self.analyses = 0
+        self._analysed: list[tuple[Profile, Point]] = []
+        self._ruled_out = 0
 
-    def takes(self, tp: int) -> bool:
+    def find(self, shown: int) -> Fits:
+        """The meshes that fit, the cheapest first, or those that do not."""
+        splits = [tp for tp in divisors(self._count) if self._takes(tp)]
+        candidates = list(list_candidates(self._count, self._batch, splits))
+        if self._source.sharding.offload:
+            candidates = [each for each in candidates if "fsdp" in each.mesh.dimensions]
+        if not candidates:
+            cards = f"{self._batch} on {self._count} cards"
+            raise UsageError(f"expected a batch that ranks can share, got {cards}: no mesh divides it")
+        self._run(candidates, shown)
+        if not self._analysed:
+            raise _NoMesh(f"expected a mesh that may fit; {self._explain_bound(candidates)}")
+        best = min(self._analysed, key=lambda each: _rank(each[1]))[0]
+        return self._work.record(
+            self._analysed[0][0],
+            sorted((fit for _, fit in self._analysed), key=_rank),
+            ruled_out=self._ruled_out,
+            dtypes=find_dtypes(best, _STATE),
+            assumptions=tuple(self._assume(best)),
+        )
+
+    def _takes(self, tp: int) -> bool:
         """Whether tensor parallel of this size is to be had: in one machine, with a plan whose heads it divides."""
         if tp == 1 or tp > PER_MACHINE:
             return tp == 1
         try:
-            list(MeshPlan(Mesh(tp=tp)).describe(self._model))
+            list(MeshPlan(Mesh(tp=tp)).describe(self._source.model))
         except UsageError as error:
             self._refused[tp] = str(error)
             return False
         return True
 
-    def run(self, candidates: list[Candidate], shown: int) -> None:
+    def _run(self, candidates: list[Candidate], shown: int) -> None:
         """Analyse the cheapest, until so many fit."""
         fitting: set[Mesh] = set()
         seconds = {each: self._estimate(each) for each in candidates}
         for one in sorted(candidates, key=lambda each: (seconds[each], -each.mesh.fsdp, each.micro)):
-            if len(fitting) == shown or len(self.analysed) == _MOST_ANALYSES:
+            if len(fitting) == shown or len(self._analysed) == _MOST_ANALYSES:
                 return
             if one.mesh in fitting:
                 continue  # in smaller micro-batches, which send more
             if self._sketch(one.mesh.tp).bound(one, self._blocks) > self._room or self._is_above_a_misfit(one):
-                self.ruled_out += 1
+                self._ruled_out += 1
                 continue
             fit = self._analyse_whole(one)
             if fit.fits:
@@ -243,35 +232,30 @@ class _Search:
             for each in self._misfits
         )
 
-    def _analyse_whole(self, one: Candidate) -> MeshFit:
-        analysis = self._analyse(self._model, one)
-        peak, ranks = analysis.peak, analysis.profile.step.ranks
+    def _analyse_whole(self, one: Candidate) -> Point:
+        analysis = self._analyse(self._source.model, one)
+        ranks = analysis.profile.step.ranks
         moved = [(ranks.groups[each.group], each.moved_bytes) for each in ranks.collectives] if ranks else []
         seconds = [self._link_seconds(group, nbytes) for group, nbytes in moved]
-        fit = MeshFit(
-            mesh=one.mesh.dimensions,
-            micro_batch=one.micro,
-            accumulate=one.accumulate,
-            host_bytes=ranks.host_bytes if ranks else 0,
-            **judge(analysis, peak),
-            moved_bytes=one.accumulate * sum(nbytes for _, nbytes in moved),
-            link_seconds=None if None in seconds else one.accumulate * sum(each or 0.0 for each in seconds),
-        )
-        self.analysed.append((analysis.profile, fit))
-        if self._sketch(one.mesh.tp).bound(one, self._blocks) > peak.requested_bytes:
+        of_mesh = {
+            "host_bytes": ranks.host_bytes if ranks else 0,
+            "moved_bytes": one.accumulate * sum(nbytes for _, nbytes in moved),
+            "link_seconds": None if None in seconds else one.accumulate * sum(each or 0.0 for each in seconds),
+        }
+        fit = self._work.judge(self._settings(one), analysis).model_copy(update=of_mesh)
+        self._analysed.append((analysis.profile, fit))
+        if self._sketch(one.mesh.tp).bound(one, self._blocks) > (fit.requested_bytes or 0):
             self._above.append(str(one))
-        self._tell(f"{one}: {format_bytes(peak.counted_bytes)}, {FITS_WORDS[fit.fits]}")
+        self._tell(f"{one}: {format_bytes(fit.counted_bytes)}, {FITS_WORDS[fit.fits]}")
         return fit
 
-    def _analyse(self, model: nn.Module, one: Candidate) -> Analysis:
-        self.analyses += 1
-        args, kwargs = self._varied.resize(self._request.args, self._request.kwargs, one.micro)
-        request = dataclasses.replace(self._request, args=args, kwargs=kwargs, accumulate=one.accumulate)
-        if one.mesh.size > 1:
-            plan = self._plan if "fsdp" in one.mesh.dimensions else MeshPlan(Mesh())
-            sharded = dataclasses.replace(plan, mesh=one.mesh)
-            request = dataclasses.replace(request, ranks=one.mesh.size, rank=0, parallelize=sharded)
-        return analyze_step(model, request)
+    def _settings(self, one: Candidate) -> Settings:
+        mesh = NONE if one.mesh.size == 1 else str(one.mesh)
+        return self._source.at(self._card, size=one.micro, mesh=mesh, accumulate=one.accumulate)
+
+    def _analyse(self, model: nn.Module, one: Candidate) -> ProfiledStep:
+        self._work.analyses += 1
+        return self._source.run(self._settings(one), self._card, model)
 
     @functools.cache  # noqa: B019 - a search lives no longer than its sketches
     def _sketch(self, tp: int) -> Sketch:
@@ -280,7 +264,7 @@ class _Search:
         models = list(dict.fromkeys(self._shorts))
         analyses = [[self._analyse(model, Candidate(mesh, micro, 1)) for model in models] for micro in (1, 2)]
 
-        def line(figure: Callable[[Analysis], int]) -> Line:
+        def line(figure: Callable[[ProfiledStep], int]) -> Line:
             one, two = ([figure(each) for each in row] for row in analyses)
             return Line((one[0], one[-1]), (two[0], two[-1]))
 
@@ -312,10 +296,10 @@ class _Search:
         return one.accumulate * sum(nbytes if time is None else time for time, nbytes in times)
 
     def _link_seconds(self, group: RankGroup, nbytes: float) -> float | None:
-        rate = bytes_per_second(self._request.resolved_target, group)
+        rate = bytes_per_second(self._card, group)
         return None if rate is None else nbytes / rate
 
-    def explain_bound(self, candidates: Iterable[Candidate]) -> str:
+    def _explain_bound(self, candidates: Iterable[Candidate]) -> str:
         """The least that any mesh needs, where all are ruled out."""
         needs = {each: self._sketch(each.mesh.tp).bound(each, self._blocks) for each in candidates}
         least = min(needs, key=lambda each: needs[each])
@@ -324,9 +308,8 @@ class _Search:
             f"Use more cards, --offload cpu, a smaller optimizer (--optimizer), shorter sequences, or --precision bf16"
         )
 
-    def assume(self) -> Iterator[Assumption]:
-        """What was taken for granted."""
-        best = min(self.analysed, key=lambda each: _rank(each[1]))[0]
+    def _assume(self, best: Profile) -> Iterator[Assumption]:
+        """What was taken for granted, of the cheapest."""
         yield from (each for each in best.assumptions if each.topic == "model")
         yield from best.missing_loss
         yield Assumption(topic="ranks", text="each is of rank 0, whose shards are the largest")

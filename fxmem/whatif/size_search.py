@@ -1,37 +1,16 @@
-"""Whether a step fits, and the search for the largest size that does, over any function that measures a size."""
+"""The search for the largest size that fits, over any function that measures a size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Final
 
-from fxmem.records.profile import Peak, Target
-from fxmem.records.sizes import SizePoint
-from fxmem.simulation.code.profiled_step import ProfiledStep
-
-OPEN: Final = "Sizes depend on data, and are counted at the largest they can be. "
-"""Before what a step lacks of which it is not known whether it fits."""
-
-
-def judge(step: ProfiledStep, peak: Peak, card: Target | None = None) -> dict[str, Any]:
-    """The fields of a record that say whether a step fits, with its peak in that memory; of another card if given."""
-    is_own = card is None or card.name == step.profile.target.name
-    if is_own and step.profile.step.program and not peak.shortage:
-        peak = peak.model_copy(update={"shortage": step.peak.shortage})  # its own allocator's
-    is_open = peak.may_be_within(peak.room_bytes)
-    return {
-        "requested_bytes": peak.requested_bytes,
-        "allocated_bytes": peak.allocated_bytes,
-        "reserved_bytes": peak.reserved_bytes,
-        "fits": (None if is_open else False) if peak.shortage else True,
-        "obstacle": f"{OPEN if is_open else ''}{peak.shortage}" if peak.shortage else "",
-    }
+from fxmem.records.fits import Point
 
 
 def search(
-    measure: Callable[[int], SizePoint], room: int, *, start: int, limit: int, also: tuple[int, ...] = ()
-) -> list[SizePoint]:
+    measure: Callable[[int], Point], room: int, *, start: int, limit: int, also: tuple[int, ...] = ()
+) -> list[Point]:
     """Measure sizes until one that fits stands beside one that does not; return the points in that order.
 
     The first is `start`, then come those of `also`, so that there is a line from the beginning.
@@ -56,7 +35,7 @@ def search(
     return list(points.values())
 
 
-def _bracket(points: Mapping[int, SizePoint], limit: int) -> tuple[int, int]:
+def _bracket(points: Mapping[int, Point], limit: int) -> tuple[int, int]:
     """Return the largest size known to fit and the smallest known not to. The first is 0 if there is none, or a size
     too small to run; the second at most `limit + 1`."""
     smallest_run = min(size for size, point in points.items() if point.counted_bytes is not None)
@@ -65,9 +44,7 @@ def _bracket(points: Mapping[int, SizePoint], limit: int) -> tuple[int, int]:
     return below, above
 
 
-def _propose_size(
-    points: Mapping[int, SizePoint], room: int, below: int, above: int, *, guided: bool, limit: int
-) -> int:
+def _propose_size(points: Mapping[int, Point], room: int, below: int, above: int, *, guided: bool, limit: int) -> int:
     """The size to measure next, strictly between `below` and `above`."""
     nothing_failed = above > limit
     middle = 2 * below if nothing_failed else (below + above) // 2
@@ -83,7 +60,7 @@ def _propose_size(
     return min(max(size, below + 1), above - 1)
 
 
-def _reach(points: Mapping[int, SizePoint], room: int, below: int, above: int) -> tuple[int | None, int | None]:
+def _reach(points: Mapping[int, Point], room: int, below: int, above: int) -> tuple[int | None, int | None]:
     """Return the sizes at which reserved and allocated bytes reach the room. Each is on the line through the two
     points nearest to the bracket."""
     ran = sorted(size for size, point in points.items() if point.counted_bytes is not None)
@@ -93,28 +70,23 @@ def _reach(points: Mapping[int, SizePoint], room: int, below: int, above: int) -
         pair = under[-2:] or over[:2]
     if len(pair) < 2:
         return None, None
-    one, other = points[pair[0]], points[pair[1]]
-    return _crossing_size(one, other, room, reserved=True), _crossing_size(one, other, room, reserved=False)
+
+    def cross(figure: Callable[[Point], int | None]) -> int | None:
+        (one, low), (other, high) = ((size, figure(points[size]) or 0) for size in pair)
+        return None if high <= low else one + (room - low) * (other - one) // (high - low)
+
+    reserved = cross(lambda each: each.counted_bytes if each.reserved_bytes is None else each.reserved_bytes)
+    return reserved, cross(lambda each: each.counted_bytes)
 
 
-def _crossing_size(one: SizePoint, other: SizePoint, room: int, *, reserved: bool) -> int | None:
-    low, high = (
-        (point.reserved_bytes if reserved and point.reserved_bytes is not None else point.counted_bytes) or 0
-        for point in (one, other)
-    )
-    if high <= low:
-        return None
-    return one.size + (room - low) * (other.size - one.size) // (high - low)
-
-
-def fit_line(points: Sequence[SizePoint], largest: int | None) -> tuple[int, int, int] | None:
+def fit_line(points: Sequence[Point], largest: int | None) -> tuple[int, int, int] | None:
     """Fit the least-squares line through the counted bytes near the largest size. Returns slope, intercept and largest
     distance, in bytes.
 
     Near is from half of it to twice of it, or the two nearest points if there are no two there; None if fewer than two
     ran.
     """
-    ran = [(point.size, point.counted_bytes) for point in points if point.counted_bytes is not None]
+    ran = [(point.size or 0, point.counted_bytes) for point in points if point.counted_bytes is not None]
     if len(ran) < 2:
         return None
     anchor = ran[0][0] if largest is None else largest

@@ -140,7 +140,7 @@ def test_what_is_written_of_a_program_is_written_of_its_report(
 @pytest.mark.truth
 def test_a_program_is_held_against_cards_by_running_it_for_each(document: Json) -> None:
     fits = document("cards", "--only", "t4,rtx4090", "--json", "-", "--run", "train.py")
-    of_card = {each["target"]["name"]: each for each in fits["cards"]}
+    of_card = {each["card"]: each for each in fits["points"]}
     assert fits["analyses"] == 2
     for name, each in of_card.items():
         alone = document("run", "--target", name, "--json", "-", "train.py")["peak"]
@@ -155,9 +155,9 @@ def test_a_report_is_held_against_cards_of_its_own_capability(
     held = document("cards", "report.json", "--json", "-")
     analysed = document("cards", "own.py:build", "--input", "4x8", "--only", "h100,h200", "--json", "-")
     assert held["analyses"] == 0
-    assert {tuple(each["target"]["capability"]) for each in held["cards"]} == {(9, 0)}
-    found = {each["target"]["name"]: each for each in held["cards"]}
-    assert [found[each["target"]["name"]] for each in analysed["cards"]] == analysed["cards"]
+    assert {tuple(each["capability"]) for each in held["cards"]} == {(9, 0)}
+    found = {each["card"]: each for each in held["points"]}
+    assert [found[each["card"]] for each in analysed["points"]] == analysed["points"]
     assert main(["cards", "report.json"]) == 0
     assert "not again: a report is held against cards of its own compute capability" in " ".join(
         capsys.readouterr().out.split()

@@ -16,7 +16,7 @@ from fxmem.planning import HostLink, OffloadPlanner, OperatorPlanner
 from fxmem.planning.operators.offloads import OffloadChoices, pinned_bytes
 from fxmem.records.plan import Plan
 from fxmem.records.units import format_bytes
-from fxmem.show.text import sizes as size_reporting
+from fxmem.show.text.fits import fits_table
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif import card_fit
 from fxmem.whatif.advice.changes import ModelBench
@@ -137,15 +137,15 @@ def test_advice_and_cards_offer_the_host_s_memory() -> None:
         card_fit.cards(model, x, optimizer=None, keep_outputs=False, names=["rtx4090"], plans=True, host_memory=each)
         for each in (None, "64GiB")
     )
-    alone, found = without.cards[0].plan, with_host.cards[0].plan
+    alone, found = without.points[0].plan, with_host.points[0].plan
     assert alone is not None
     assert found is not None
     assert found.host_bytes > alone.host_bytes == 0
     assert found.after_seconds < alone.after_seconds  # type: ignore[operator]
-    text = size_reporting.cards_table(with_host, width=80)
+    text = fits_table(with_host, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert f"{format_bytes(found.host_bytes)} wait in pinned memory" in " ".join(text.split())
-    assert "pinned" not in size_reporting.cards_table(without, width=80)
+    assert "pinned" not in fits_table(without, width=80)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from fxmem.__main__ import main
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import give_room
-from fxmem.records.sizes import CardFits, SizeCurve
-from fxmem.show.text.sizes import cards_table, curve_table
+from fxmem.records.fits import Fits
+from fxmem.show.text.fits import fits_table
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 4, "vocab_size": 300, "max_position_embeddings": 512}
@@ -47,7 +47,7 @@ def test_the_largest_batch_runs_to_its_last_token_and_the_next_does_not():
     assert curve.at_largest.alloc_retries == found.alloc_retries
     assert curve.next_above.obstacle == f"It runs out at token {over.last_token_that_fits + 1} of {NEW}"
     assert all(point.time is None for point in curve.points)
-    text = curve_table(curve)
+    text = fits_table(curve)
     assert f"generate: {NEW} new tokens, dynamic cache" in text
     assert "Retries" in text
     assert "runs to its last token" in " ".join(text.split())
@@ -58,8 +58,8 @@ def test_the_longest_context_is_the_prompt_and_the_new_tokens():
     memory = 30 << 20
     asked = {"mode": "generate", "new_tokens": NEW, "target": CARD, "budget": memory}
     curve = fxmem.max_batch(llama, prompt(16, 100), dim="context", **asked)
-    assert curve.dim == "context"
-    assert curve.resized == ("input_ids:1", "attention_mask:1")
+    assert curve.space.dim == "context"
+    assert curve.space.resized == ("input_ids:1", "attention_mask:1")
     assert within(memory, prompt(16, curve.largest - NEW)).fits
     assert within(memory, prompt(16, curve.largest - NEW + 1)).fits is False
     with pytest.raises(AnalysisError, match=f"a context of {NEW} has no room"):
@@ -81,9 +81,9 @@ def test_a_generation_on_another_card_is_the_one_that_is_analysed_there(whole):
 
 def test_cards_that_a_generation_fits(whole):
     fits = fxmem.cards(llama, prompt(64, 40), mode="generate", new_tokens=NEW, names=["t4"])
-    (card,) = fits.cards
+    (card,) = fits.points
     assert (card.fits, card.reserved_bytes, card.alloc_retries) == (True, whole.peak.reserved_bytes, 0)
-    assert "a generation by itself" in cards_table(fits)
+    assert "a generation by itself" in fits_table(fits)
     assert not whole.within(whole.peak.allocated_bytes - 1).peak.fits
 
 
@@ -112,7 +112,7 @@ def test_the_commands_say_what_the_functions_do(capsys, tmp_path):
     written = tmp_path / "found.json"
     given = ["--budget", "40MiB", "--limit", "2", "--target", "t4", "--json", str(written)]
     assert main(["max-batch", *asked, *given]) == 0
-    assert SizeCurve.model_validate_json(written.read_text()).step.generation.new_tokens == 2
+    assert Fits.model_validate_json(written.read_text()).step.generation.new_tokens == 2
     assert main(["cards", *asked, "--only", "t4", "--cache", "static", "--json", str(written)]) == 0
-    assert CardFits.model_validate_json(written.read_text()).step.generation.cache == "static"
+    assert Fits.model_validate_json(written.read_text()).step.generation.cache == "static"
     assert "static cache" in capsys.readouterr().out

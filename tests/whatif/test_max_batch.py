@@ -24,12 +24,12 @@ from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import room_bytes
 from fxmem.memory import allocator
+from fxmem.records.fits import NEAR_BEST, Fits, Point, Space, find_enough
 from fxmem.records.profile import Phase, StepTime
-from fxmem.records.sizes import NEAR_BEST, CardFits, SizeCurve, SizePoint, SweepGrid, find_enough
 from fxmem.records.units import format_bytes
 from fxmem.show.facts import find_fit
 from fxmem.show.plots import sizes_svg
-from fxmem.show.text import sizes as size_reporting
+from fxmem.show.text.fits import fits_table
 from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import guard
 from fxmem.whatif import card_fit, max_batch, size_search, sweep, verified_plan
@@ -51,6 +51,10 @@ def meta(*shape: int, **settings: Any) -> torch.Tensor:
 # --- the search by itself ---------------------------------------------------------------------------------------------
 
 
+def sized(size: int, **fields: Any) -> Point:
+    return Point(card="rtx4090", size=size, room_bytes=0, **fields)
+
+
 class Bench:
     """Sizes measured by a formula, and how many of them."""
 
@@ -58,10 +62,10 @@ class Bench:
         self.largest, self.reserved, self.allocated, self.constant = largest, reserved, allocated, constant
         self.asked: list[int] = []
 
-    def __call__(self, size: int) -> SizePoint:
+    def __call__(self, size: int) -> Point:
         assert size not in self.asked
         self.asked.append(size)
-        return SizePoint(
+        return sized(
             size=size,
             requested_bytes=self.constant + self.allocated * size,
             allocated_bytes=self.constant + self.allocated * size,
@@ -105,8 +109,8 @@ def test_where_the_line_is_right_five_analyses_are_enough(largest: int, start: i
 def test_whatever_fits_the_answer_has_a_neighbour_that_does_not(fits: list[bool], data: st.DataObject) -> None:
     limit, start = len(fits), data.draw(st.integers(1, len(fits)))
 
-    def measure(size: int) -> SizePoint:
-        return SizePoint(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=fits[size - 1])
+    def measure(size: int) -> Point:
+        return sized(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=fits[size - 1])
 
     points = {point.size: point.fits for point in size_search.search(measure, 100, start=start, limit=limit)}
     found = max((size for size, fits in points.items() if fits), default=0)
@@ -114,10 +118,10 @@ def test_whatever_fits_the_answer_has_a_neighbour_that_does_not(fits: list[bool]
 
 
 def test_a_size_at_which_the_model_cannot_run_bounds_the_search_from_either_side() -> None:
-    def measure(size: int) -> SizePoint:
+    def measure(size: int) -> Point:
         if not 3 <= size <= 37:
-            return SizePoint(size=size, fits=False, obstacle="cannot run")
-        return SizePoint(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=size <= memory)
+            return sized(size=size, fits=False, obstacle="cannot run")
+        return sized(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=size <= memory)
 
     for memory, expected in ((1000, 37), (20, 20), (3, 3), (2, None)):
         points = size_search.search(measure, memory, start=8, limit=65536)
@@ -125,8 +129,8 @@ def test_a_size_at_which_the_model_cannot_run_bounds_the_search_from_either_side
 
 
 def test_the_line_is_the_least_squares_one_through_the_points_near_the_largest() -> None:
-    def point(size: int, nbytes: int) -> SizePoint:
-        return SizePoint(size=size, requested_bytes=nbytes, phase=Phase.FORWARD, fits=True)
+    def point(size: int, nbytes: int) -> Point:
+        return sized(size=size, requested_bytes=nbytes, phase=Phase.FORWARD, fits=True)
 
     # Slope 5 through (10, 51), (12, 59), (14, 71); mean size 12, mean bytes 181/3; intercept 181/3 - 60 = 1/3. (1, 999)
     # is too far away.
@@ -228,7 +232,7 @@ def test_where_the_model_raises_the_size_does_not_fit_and_the_curve_says_why() -
     assert curve.next_above is not None
     assert curve.next_above.counted_bytes is None
     assert "cannot take 38" in curve.next_above.obstacle
-    assert "cannot run" in size_reporting.curve_table(curve)
+    assert "cannot run" in fits_table(curve)
 
 
 def test_a_limit_below_the_size_given_is_where_the_search_begins() -> None:
@@ -250,7 +254,7 @@ def test_what_is_done_to_the_step_counts_at_every_size() -> None:
     def half(sized: Analysis) -> Analysis:
         return sized.vary(linear().to("meta", torch.float16), args=(sized.request.args[0].half(),))
 
-    halved = max_batch.measure_curve(analysis, budget=8_000_000, change=half)
+    halved = max_batch.max_batch(analysis, budget=8_000_000, change=half)
     # Half of everything: 2,000,000 of weight, and per sample 2000 in and out.
     assert (halved.largest, halved.per_sample_bytes, halved.constant_bytes) == (1500, 4000, 2_000_000)
 
@@ -367,10 +371,10 @@ def test_a_sequence_beyond_the_positions_of_a_model_is_pointed_out() -> None:
     # 10 x 250 x 4 of weight; per token 8 of input and 250 x 4 of output.
     assert curve.largest == 10
     assert [assumption.topic for assumption in curve.assumptions] == ["size"]
-    text = size_reporting.curve_table(curve, width=300)
+    text = fits_table(curve, width=300)
     assert "has 8 positions; if" in text
     assert "--set max_position_embeddings=10 has more" in text
-    table = size_reporting.curve_table(curve.model_copy(update={"positions": 7}), width=300)
+    table = fits_table(curve.model_copy(update={"positions": 7}), width=300)
     assert table.startswith("Largest     seq 7, the model's positions; memory allows 10\n")
 
 
@@ -405,9 +409,9 @@ def test_a_function_is_run_at_every_size() -> None:
     )
     assert recorded.peak.reserved_bytes is not None
     assert recorded.peak.reserved_bytes > 100 * MIB
-    assert (curve.model.rpartition(".")[2], curve.dim, curve.resized) == ("train_thousands", "size", ())
+    assert (curve.model.rpartition(".")[2], curve.space.dim, curve.space.resized) == ("train_thousands", "size", ())
     assert curve.step.program is None
-    assert curve.target.memory_bytes != curve.room_bytes == 100 * MIB
+    assert curve.target.memory_bytes != curve.points[0].room_bytes == 100 * MIB
 
 
 @pytest.mark.truth
@@ -513,16 +517,16 @@ def wide() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def fits() -> CardFits:
+def fits() -> Fits:
     with two_cores():
         return card_fit.cards(wide, meta(3 << 15, 16), names=CARDS, optimizer=None)
 
 
-def test_a_card_is_judged_as_by_an_analysis_for_it(fits: CardFits) -> None:
-    assert [card.target.name for card in fits.cards] == ["rtx3080", "t4", "l4", "rtx4090"]
+def test_a_card_is_judged_as_by_an_analysis_for_it(fits: Fits) -> None:
+    assert [card.card for card in fits.points] == ["rtx3080", "t4", "l4", "rtx4090"]
     assert fits.analyses == 3  # l4 and rtx4090 are of one compute capability
-    for card in fits.cards:
-        peak = analyze(wide, meta(3 << 15, 16), target=card.target, optimizer=None).peak
+    for card in fits.points:
+        peak = analyze(wide, meta(3 << 15, 16), target=card.card, optimizer=None).peak
         assert (card.requested_bytes, card.allocated_bytes, card.reserved_bytes) == (
             peak.requested_bytes,
             peak.allocated_bytes,
@@ -530,7 +534,7 @@ def test_a_card_is_judged_as_by_an_analysis_for_it(fits: CardFits) -> None:
         )
         assert (card.fits, card.obstacle) == (peak.fits, peak.shortage)
         assert card.headroom_bytes == card.room_bytes - (peak.reserved_bytes or 0)
-    assert {card.fits for card in fits.cards} == {True, False}
+    assert {card.fits for card in fits.points} == {True, False}
 
 
 def test_every_verdict_leaves_a_context_its_share(tmp_path: Path) -> None:
@@ -545,14 +549,23 @@ def test_every_verdict_leaves_a_context_its_share(tmp_path: Path) -> None:
     assert (analysis.peak.fits, analysis.peak.room_bytes) == (False, room)
     curve = max_batch.max_batch(linear, inputs, target=card, optimizer=None)
     assert (curve.largest or 0) < 1 << 16
-    assert (curve.room_bytes, (curve.at_largest or curve.points[0]).fits) == (room, True)
-    (fit,) = card_fit.fit_cards(analysis, names=[name]).cards
+    assert (curve.points[0].room_bytes, (curve.at_largest or curve.points[0]).fits) == (room, True)
+    (fit,) = card_fit.cards(analysis, names=[name]).points
     assert (fit.fits, fit.room_bytes, fit.headroom_bytes) == (False, room, -66 * MIB)
-    (point,) = sweep.measure(analysis, SweepGrid(card=[name]), plans={}).points
+    (point,) = sweep.sweep(analysis, grid=Space(card=[name])).points
     assert (point.fits, point.room_bytes) == (False, room)
     assert find_fit(analysis.profile, analysis.peak).exit_code == 4
     with pytest.raises(ExceededError, match=rf"{format_bytes(room)} that between has"):
         guard(analysis)
+
+
+def test_a_step_that_was_analysed_takes_no_options() -> None:
+    step = analyze(linear, meta(2, 1000), target="l4")
+    for ask in (fxmem.max_batch, fxmem.cards):
+        with pytest.raises(UsageError, match="expected no inputs and no optimizer of a step that was analysed"):
+            ask(step, optimizer="sgd")
+    with pytest.raises(UsageError, match="expected no inputs and no options of a step that was analysed"):
+        fxmem.sweep(step, meta(2, 1000), grid={"batch": (1, 2)})
 
 
 def test_a_convolution_takes_the_same_on_all_cards_of_one_capability() -> None:
@@ -560,8 +573,8 @@ def test_a_convolution_takes_the_same_on_all_cards_of_one_capability() -> None:
         return nn.Sequential(nn.Conv2d(3, 64, 7, stride=2), nn.ReLU(), nn.Conv2d(64, 128, 3))
 
     found = card_fit.cards(net, meta(8, 3, 64, 64), names=("rtx4090", "l4", "l40s"))
-    peaks = [analyze(net, meta(8, 3, 64, 64), target=card.target).peak.allocated_bytes for card in found.cards]
-    assert [card.allocated_bytes for card in found.cards] == peaks
+    peaks = [analyze(net, meta(8, 3, 64, 64), target=card.card).peak.allocated_bytes for card in found.points]
+    assert [card.allocated_bytes for card in found.points] == peaks
 
 
 NO_CARDS = [
@@ -586,20 +599,20 @@ def deep() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def planned() -> CardFits:
+def planned() -> Fits:
     return card_fit.cards(deep, meta(3 << 17, 1024), names=("h100", "a10", "l4", "t4", "rtx3080"), plans=True)
 
 
 @pytest.mark.truth
-def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: CardFits) -> None:
-    by_name = {card.target.name: card for card in planned.cards}
+def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: Fits) -> None:
+    by_name = {card.card: card for card in planned.points}
     assert by_name["h100"].fits
     assert by_name["h100"].plan is None
     for name in ("a10", "l4", "t4"):
         card, analysis = by_name[name], analyze(deep, meta(3 << 17, 1024), target=name)
         assert not card.fits
         assert card.plan is not None
-        assert card.plan.target == card.target
+        assert card.plan.target == catalogue.target(name)
         alone = verified_plan.plan(analysis, budget=card.room_bytes)
         # Of plans that cost the same, the search for several cards may find another one.
         assert card.plan.extra_flops == alone.extra_flops
@@ -627,21 +640,21 @@ def test_cards_on_which_the_step_is_the_same_share_one_search(monkeypatch: pytes
     monkeypatch.setattr(verified_plan, "plan_budgets", counted)
     together = card_fit.cards(deep, meta(3 << 17, 1024), names=("h100", "a10", "l4"), plans=True)
     # Products take the same workspace on compute capabilities 8.6 and 8.9; the third card is large enough.
-    assert asked == [sorted(card.room_bytes for card in together.cards if card.target.name in ("a10", "l4"))]
+    assert asked == [sorted(card.room_bytes for card in together.points if card.card in ("a10", "l4"))]
     singly = [card_fit.cards(deep, meta(3 << 17, 1024), names=[name], plans=True) for name in ("a10", "l4")]
     assert 0 < together.plan_analyses < sum(each.plan_analyses for each in singly)
 
 
 def test_no_plan_makes_weights_smaller() -> None:
     found = card_fit.cards(lambda: nn.Linear(40_000, 40_000), meta(4, 40_000), names=("t4",), plans=True)
-    assert not found.cards[0].fits
-    assert found.cards[0].plan is None
+    assert not found.points[0].fits
+    assert found.points[0].plan is None
     assert found.fitting == ()
 
 
-def test_plans_as_text_and_json(planned: CardFits) -> None:
-    assert CardFits.model_validate_json(planned.model_dump_json()) == planned
-    text = size_reporting.cards_table(planned, width=80)
+def test_plans_as_text_and_json(planned: Fits) -> None:
+    assert Fits.model_validate_json(planned.model_dump_json()) == planned
+    text = fits_table(planned, width=80)
     assert max(map(len, text.splitlines())) <= 80
     verdicts = {
         line.split()[0]: line.split()[-1]
@@ -649,12 +662,12 @@ def test_plans_as_text_and_json(planned: CardFits) -> None:
         if line.startswith(("t4", "l4", "a10", "h100"))
     }
     assert verdicts == {"t4": "plan", "l4": "plan", "a10": "plan", "h100": "yes"}
-    plan = next(card.plan for card in planned.cards if card.target.name == "l4")
+    plan = next(card.plan for card in planned.points if card.card == "l4")
     assert plan is not None
     row = next(line for line in text.partition("Plans")[2].splitlines() if line.split()[:1] == ["l4"])
     assert f"{100 * (plan.extra_fraction or 0):+.1f} %" in row
-    assert "Plans" not in size_reporting.cards_table(
-        planned.model_copy(update={"cards": tuple(card for card in planned.cards if card.plan is None)})
+    assert "Plans" not in fits_table(
+        planned.model_copy(update={"points": tuple(card for card in planned.points if card.plan is None)})
     )
 
 
@@ -669,7 +682,7 @@ def test_at_inference_there_is_nothing_to_plan() -> None:
 
 
 @pytest.fixture(scope="module")
-def curve() -> SizeCurve:
+def curve() -> Fits:
     with two_cores():
         return max_batch.max_batch(
             lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)),
@@ -679,20 +692,20 @@ def curve() -> SizeCurve:
         )
 
 
-def test_the_curve_as_text(curve: SizeCurve) -> None:
-    text = size_reporting.curve_table(curve, width=80)
+def test_the_curve_as_text(curve: Fits) -> None:
+    text = fits_table(curve, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert f"batch {curve.largest}" in text
     rows = [line.split() for line in text.partition("Curve")[2].splitlines() if re.match(r" +\d+ ", line)]
     assert [int(row[0]) for row in rows] == [point.size for point in curve.points]
     assert {row[8] for row in rows} <= {"yes", "tight", "no"}
-    assert "\x1b[" in size_reporting.curve_table(curve, color=True)
+    assert "\x1b[" in fits_table(curve, color=True)
 
 
 def test_the_smallest_size_near_the_best_throughput() -> None:
-    def point(size: int, seconds: float, fits: bool = True) -> SizePoint:
+    def point(size: int, seconds: float, fits: bool = True) -> Point:
         time = StepTime(seconds=seconds, low_seconds=seconds, high_seconds=seconds)
-        return SizePoint(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=fits, time=time)
+        return sized(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=fits, time=time)
 
     # 100, 180, 190, 200 and, where it does not fit, 1000 per second.
     points = [point(1, 0.01), point(18, 0.1), point(38, 0.2), point(80, 0.4), point(100, 0.1, fits=False)]
@@ -701,7 +714,7 @@ def test_the_smallest_size_near_the_best_throughput() -> None:
     assert find_enough([each.model_copy(update={"time": None}) for each in points]) is None
 
 
-def test_the_goal_of_throughput_narrows_it_to_a_tenth(curve: SizeCurve) -> None:
+def test_the_goal_of_throughput_narrows_it_to_a_tenth(curve: Fits) -> None:
     found = max_batch.max_batch(
         lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)),
         meta(64, 64),
@@ -714,7 +727,7 @@ def test_the_goal_of_throughput_narrows_it_to_a_tenth(curve: SizeCurve) -> None:
     below = max((each for each in found.points if each.size < found.enough), key=lambda each: each.size)
     assert 10 * found.enough <= 11 * below.size
     assert (below.per_second or 0) < NEAR_BEST * (found.best_per_second or 0)
-    assert f"batch {found.enough} is the smallest that reaches 95 %" in size_reporting.curve_table(found, width=200)
+    assert f"batch {found.enough} is the smallest that reaches 95 %" in fits_table(found, width=200)
     with pytest.raises(UsageError, match="rates are known, got 'cpu'"):
         max_batch.max_batch(linear, meta(4, 1000), target="cpu", budget="1GiB", goal="throughput")
     with pytest.raises(UsageError, match="expected the goal memory or throughput"):
@@ -726,37 +739,39 @@ def test_the_goal_of_throughput_narrows_it_to_a_tenth(curve: SizeCurve) -> None:
 @pytest.mark.truth
 def test_the_cards_by_time() -> None:
     code, text = command(cards_command, "torchvision:resnet18", "--only", "t4,h100,a100", "--time", "--json", "-")
-    cards = CardFits.model_validate_json(text).cards
-    assert (code, [card.target.name for card in cards]) == (0, ["h100", "a100", "t4"])
+    cards = Fits.model_validate_json(text).points
+    assert (code, [card.card for card in cards]) == (0, ["h100", "a100", "t4"])
     seconds = [card.time.seconds for card in cards if card.time]
     assert len(seconds) == 3
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[2]
 
 
-def test_how_far_a_size_may_fit_by_chance_is_said(curve: SizeCurve) -> None:
+def test_how_far_a_size_may_fit_by_chance_is_said(curve: Fits) -> None:
     last, above = curve.last_possible, curve.next_above
     assert curve.largest is not None
     assert last is not None
     assert above is not None
-    assert last == (curve.room_bytes - (curve.constant_bytes or 0)) // (curve.per_sample_bytes or 1) > above.size
-    assert f"Larger ones up to {last} may fit too" in size_reporting.curve_table(curve, width=200)
+    assert (
+        last == (curve.points[0].room_bytes - (curve.constant_bytes or 0)) // (curve.per_sample_bytes or 1) > above.size
+    )
+    assert f"Larger ones up to {last} may fit too" in fits_table(curve, width=200)
     assert curve.model_copy(update={"per_sample_bytes": None}).last_possible is None
     # Requested bytes have no pieces.
     plain = [point.model_copy(update={"allocated_bytes": None, "reserved_bytes": None}) for point in curve.points]
-    assert "may fit too" not in size_reporting.curve_table(curve.model_copy(update={"points": tuple(plain)}), width=200)
+    assert "may fit too" not in fits_table(curve.model_copy(update={"points": tuple(plain)}), width=200)
 
 
-def test_the_cards_as_text(fits: CardFits) -> None:
-    text = size_reporting.cards_table(fits, width=80)
+def test_the_cards_as_text(fits: Fits) -> None:
+    text = fits_table(fits, width=80)
     assert max(map(len, text.splitlines())) <= 80
     verdicts = {line.split()[0]: line.split()[-1] for line in text.splitlines() if line.startswith(CARDS)}
     assert {name: verdict != "no" for name, verdict in verdicts.items()} == {
-        card.target.name: card.fits for card in fits.cards
+        card.card: card.fits for card in fits.points
     }
 
 
-def test_the_curve_as_a_plot(curve: SizeCurve) -> None:
+def test_the_curve_as_a_plot(curve: Fits) -> None:
     name = "<script>&"
     root = ET.fromstring(sizes_svg(curve.model_copy(update={"model": name})))
     circles = root.findall(".//{*}circle")
@@ -766,9 +781,9 @@ def test_the_curve_as_a_plot(curve: SizeCurve) -> None:
     assert "no batch fits" in sizes_svg(curve.model_copy(update={"largest": None}))
 
 
-def test_records_survive_json(curve: SizeCurve, fits: CardFits) -> None:
-    assert SizeCurve.model_validate_json(curve.model_dump_json()) == curve
-    assert CardFits.model_validate_json(fits.model_dump_json()) == fits
+def test_records_survive_json(curve: Fits, fits: Fits) -> None:
+    assert Fits.model_validate_json(curve.model_dump_json()) == curve
+    assert Fits.model_validate_json(fits.model_dump_json()) == fits
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -806,7 +821,7 @@ def test_max_batch_from_the_command_line(model: str, tmp_path: Path, capsys: pyt
     )
     code, text = command(max_batch_command, model, *settings, "--json", "-")
     assert code == 0
-    assert SizeCurve.model_validate_json(text).largest == 500
+    assert Fits.model_validate_json(text).largest == 500
     assert ET.parse(tmp_path / "curve.svg").getroot().tag.endswith("svg")
     assert "batch 501: 7.64 MiB, does not fit 7.63 MiB" in capsys.readouterr().err
     code, text = command(
@@ -857,8 +872,8 @@ def test_wrong_words_are_refused_before_any_work(arguments: tuple[str, ...], mon
 def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = command(cards_command, model, "--input", "4x1000", "--only", "l4, rtx4090,t4", "--json", "-")
     assert code == 0
-    assert [card.target.name for card in CardFits.model_validate_json(text).cards] == ["t4", "l4", "rtx4090"]
-    assert "compute capability 8.9, 1 of 2: l4, rtx4090: peak" in capsys.readouterr().err
+    assert [card.card for card in Fits.model_validate_json(text).points] == ["t4", "l4", "rtx4090"]
+    assert " of 2, l4, rtx4090: 2 of 2 fit\n" in capsys.readouterr().err
     code, text = command(
         cards_command,
         model,
@@ -888,7 +903,7 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
         "--json",
         "-",
     )
-    assert (code, json.loads(text)["planned"]) == (4, True)
+    assert (code, json.loads(text)["space"]["planned"]) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -902,5 +917,5 @@ def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPa
 
 def test_a_curve_says_what_a_loss_would_add() -> None:
     model = nn.Linear(64, 1000)
-    curve = max_batch.measure_curve(fxmem.analyze(model, torch.empty(8, 64, device="meta"), target="t4"), limit=64)
+    curve = max_batch.max_batch(fxmem.analyze(model, torch.empty(8, 64, device="meta"), target="t4"), limit=64)
     assert [each.text[:17] for each in curve.assumptions if each.topic == "loss"] == ["no loss was given"]

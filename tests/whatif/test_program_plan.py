@@ -85,7 +85,7 @@ def test_a_function_is_planned_for_each_card_that_is_too_small() -> None:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(card_fit, "choose_cards", lambda names: [small, large])
-        fits = {fit.target.name: fit for fit in card_fit.fit_cards(step, plans=True).cards}
+        fits = {fit.card: fit for fit in card_fit.cards(step, plans=True).points}
     assert fits["large"].fits
     assert not fits["small"].fits
     assert fits["small"].plan is not None

@@ -13,8 +13,8 @@ import fxmem
 from fxmem.cli.verbs import shard as shard_verb
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.sizes import MeshFits
-from fxmem.show.text.sizes import meshes_table
+from fxmem.records.fits import Fits
+from fxmem.show.text.fits import fits_table
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import shard
@@ -37,18 +37,18 @@ def test_what_is_found_is_what_analyses_say(tmp_path: Path) -> None:
     step = (f"{own}:build", "--input", "1x16:int64", "--loss", f"{own}:loss", "--seq", "32")
     code, _ = called(shard_verb, *step, "--cards", "2xh100", "--batch", "8", "--json", str(written))
     assert code == 0
-    fits = MeshFits.model_validate_json(written.read_text())
-    assert [each.mesh for each in fits.meshes] != []
-    assert {tuple(each.mesh.items()) for each in fits.meshes} == {(("fsdp", 2),), (("replicate", 2),), (("tp", 2),)}
-    assert all(each.fits for each in fits.meshes)
+    fits = Fits.model_validate_json(written.read_text())
+    assert [each.mesh for each in fits.points] != []
+    assert {each.mesh for each in fits.points} == {"fsdp=2", "replicate=2", "tp=2"}
+    assert all(each.fits for each in fits.points)
     assert {*fits.dtypes.values()} == {"float32"}
     assert len(fits.dtypes) == 3
-    seconds = [each.link_seconds or 0.0 for each in fits.meshes]
+    seconds = [each.link_seconds or 0.0 for each in fits.points]
     assert seconds == sorted(seconds)
-    for each in fits.meshes:
-        assert each.micro_batch * each.accumulate == (8 if "tp" in each.mesh else 4)
-    for each in fits.meshes[-1:]:
-        inputs = torch.zeros(each.micro_batch, 32, dtype=torch.int64)
+    for each in fits.points:
+        assert each.size * each.accumulate == (8 if "tp" in each.mesh else 4)
+    for each in fits.points[-1:]:
+        inputs = torch.zeros(each.size, 32, dtype=torch.int64)
         analysis = fxmem.analyze(build, inputs, loss=loss, mesh=each.mesh, rank=0, accumulate=each.accumulate)
         assert each.requested_bytes == analysis.peak.requested_bytes
         assert each.reserved_bytes == analysis.peak.reserved_bytes
@@ -58,7 +58,7 @@ def test_what_is_found_is_what_analyses_say(tmp_path: Path) -> None:
     assert "the bound was no more than the peak" in " ".join(each.text for each in fits.assumptions)
 
 
-def find(memory: int, **settings: Any) -> MeshFits:
+def find(memory: int, **settings: Any) -> Fits:
     target = catalogue.target("h100").model_copy(update={"memory_bytes": memory})
     request = StepRequest(args=(tokens(),), loss=loss, target=target)
     with torch.device("meta"):
@@ -73,9 +73,9 @@ def test_batches_are_split_where_they_do_not_fit() -> None:
     peak = fxmem.analyze(build, inputs, loss=loss, mesh="fsdp=2", rank=0, accumulate=4).peak
     assert peak.reserved_bytes is not None
     fits = find(peak.reserved_bytes, shown=1)
-    assert fits.best is not None
-    assert fits.best.accumulate > 1
-    assert (fits.best.reserved_bytes or 0) <= peak.reserved_bytes
+    best = fits.fitting[0]
+    assert best.accumulate > 1
+    assert (best.reserved_bytes or 0) <= peak.reserved_bytes
     assert fits.ruled_out > 0
 
 
@@ -108,27 +108,29 @@ def test_cards_without_a_number_are_the_fewest_that_it_fits() -> None:
         return nn.Linear(4, 4)
 
     one = fxmem.shard(plain, torch.empty(2, 4), cards="h100", batch=8)
-    assert (one.cards, one.assumptions[0].text) == (1, "as few of 1, 2, 4, ... cards as it fits")
-    assert "\nnone " in meshes_table(one)
-    too_few = one.meshes[0].model_copy(update={"fits": False})
+    assert (one.space.ranks, one.assumptions[0].text) == (1, "as few of 1, 2, 4, ... cards as it fits")
+    assert "\nnone " in fits_table(one)
+    assert "1 x h100: fits as none" in one._repr_html_()
+    too_few = one.points[0].model_copy(update={"fits": False})
     tried: list[int] = []
 
-    def find_from(least: int | None, ruled_out: int = 0) -> MeshFits:
-        def find(count: int) -> MeshFits:
+    def find_from(least: int | None, ruled_out: int = 0) -> Fits:
+        def find(count: int) -> Fits:
             tried.append(count)
             if count <= ruled_out:
                 raise shard._NoMesh(f"{count} are too few")
             if count > 8:
                 raise UsageError("no mesh divides it")
-            meshes = one.meshes if least is not None and count >= least else (too_few,)
-            return one.model_copy(update={"cards": count, "meshes": meshes})
+            meshes = one.points if least is not None and count >= least else (too_few,)
+            space = one.space.model_copy(update={"ranks": count})
+            return one.model_copy(update={"space": space, "points": meshes})
 
         return shard._find_fewest(find)
 
     found = find_from(3, ruled_out=1)
-    assert (found.cards, found.assumptions[0].text[-17:]) == (4, "it does not fit 2")
+    assert (found.space.ranks, found.assumptions[0].text[-17:]) == (4, "it does not fit 2")
     assert tried == [1, 2, 4]
-    assert (find_from(None).cards, find_from(None).best) == (8, None)
+    assert (find_from(None).space.ranks, find_from(None).fitting) == (8, ())
     with pytest.raises(AnalysisError, match="8 are too few"):
         find_from(None, ruled_out=8)
 

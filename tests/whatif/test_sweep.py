@@ -19,11 +19,11 @@ from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.lengths import POWERS
 from fxmem.memory.lengths.forms import find_mixed_form
+from fxmem.records.fits import Fits, Point, Space
 from fxmem.records.profile import StepTime
-from fxmem.records.sizes import Sweep, SweepGrid, SweepPoint
 from fxmem.show.plots import sweep_svg
-from fxmem.show.text.sweep import sweep_table
-from fxmem.whatif.sweep import choose_samples
+from fxmem.show.text.fits import fits_table
+from fxmem.whatif.fits import choose_samples
 from tests.cores import two_cores
 from tests.verbs import called
 
@@ -71,8 +71,8 @@ def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.empty(batch, length, dtype=torch.int64, device="meta")
 
 
-def by_size(found: Sweep) -> dict[tuple[Any, ...], SweepPoint]:
-    return {(each.card, each.batch, each.length, each.precision, each.checkpoints): each for each in found.points}
+def by_size(found: Fits) -> dict[tuple[Any, ...], Point]:
+    return {(each.card, each.size, each.length, each.precision, each.checkpoints): each for each in found.points}
 
 
 def test_points_that_were_not_analysed_are_what_analyses_say() -> None:
@@ -98,7 +98,7 @@ def test_points_that_were_not_analysed_are_what_analyses_say() -> None:
 def test_lengths_that_are_few_have_forms_of_their_own() -> None:
     found = fxmem.sweep(Model, tokens(4, 16), grid={**GRID, "length": (16, 48), "card": ("l4",)})
     assert found.analyses == 2 * 4
-    (point,) = (each for each in found.points if (each.batch, each.length) == (8, 48))
+    (point,) = (each for each in found.points if (each.size, each.length) == (8, 48))
     assert not point.is_analysed
     assert point.reserved_bytes == fxmem.analyze(Model, tokens(8, 48), target="l4").peak.reserved_bytes
 
@@ -122,7 +122,7 @@ def test_each_size_is_analysed_where_operators_differ() -> None:
 
 def test_what_is_kept_is_not_analysed_again() -> None:
     grid = {"batch": (2, 4), "card": ("l4",), "prices": {"l4": 1.0}}
-    states: list[Sweep] = []
+    states: list[Fits] = []
     first = fxmem.sweep(Model, tokens(4, 16), grid=grid, keep=states.append)
     assert states[-1].points == first.points
     wider = fxmem.sweep(Model, tokens(4, 16), grid={**grid, "batch": (2, 4, 8), "prices": {"l4": 3.0}}, kept=first)
@@ -168,18 +168,18 @@ def test_a_length_that_the_samples_round_is_not_asked_for() -> None:
     assert not padded.covers((321,))
 
 
-def point(nbytes: int, seconds: float, batch: int = 1, **changes: Any) -> SweepPoint:
+def point(nbytes: int, seconds: float, batch: int = 1, **changes: Any) -> Point:
     fields: dict[str, Any] = {
-        "card": "l4", "batch": batch, "length": None, "precision": "none", "checkpoints": "none", "mesh": "none",
+        "card": "l4", "size": batch, "length": None, "precision": "none", "checkpoints": "none", "mesh": "none",
         "is_analysed": True, "room_bytes": 100, "requested_bytes": nbytes, "fits": True, "samples": batch,
         "time": StepTime(seconds=seconds, low_seconds=seconds, high_seconds=seconds),
     }  # fmt: skip
-    return SweepPoint(**{**fields, **changes})
+    return Point(**{**fields, **changes})
 
 
-def swept(*points: SweepPoint) -> Sweep:
+def swept(*points: Point) -> Fits:
     step = fxmem.analyze(nn.Linear(2, 2), torch.empty(1, 2, device="meta"), target="l4").profile
-    return Sweep(**step.heading(), question="", grid=SweepGrid(), points=points, analyses=0)
+    return Fits(**step.heading(), space=Space(), cards=[step.target], points=points, analyses=0)
 
 
 def test_the_front_is_what_none_beats_in_both() -> None:
@@ -192,24 +192,25 @@ def test_the_front_is_what_none_beats_in_both() -> None:
     )
     found = swept(fast, beaten, slow, misfit, mid)
     assert found.front == (slow, mid, fast)  # 3 seconds a sample
-    assert found.largest == (fast,)
+    assert found.by_case == (fast,)
     assert sweep_svg(found).count('class="dot"') == 3
+    assert found._repr_html_().count('class="dot"') == 3
 
 
 def test_prices_are_of_a_million_samples_and_of_a_thousand_steps() -> None:
-    text = sweep_table(swept(point(10, 9.0, cost=0.002, batch=4), point(20, 1.0, cost=0.001, batch=1)), full=True)
+    text = fits_table(swept(point(10, 9.0, cost=0.002, batch=4), point(20, 1.0, cost=0.001, batch=1)), full=True)
     assert "batch 4: 500 for a million samples, 2 for 1,000 steps" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("l4")]
     assert [row[-3:-1] for row in rows] == [["500", "2"], ["1e+03", "1"]]
-    unsized = point(10, 9.0).model_copy(update={"batch": None})
-    assert "Batch" not in sweep_table(swept(unsized))
+    unsized = point(10, 9.0).model_copy(update={"size": None})
+    assert "Batch" not in fits_table(swept(unsized))
 
 
 def test_a_price_goes_by_any_name_of_its_card_and_is_said_to_come_to_nothing_without_a_time() -> None:
     grid = {"batch": (2, 4), "card": ("24GiB", "L4"), "prices": {"24gib": 0.5, "L4": 0.8}}
     found = fxmem.sweep(Model, tokens(4, 16), grid=grid)
     assert {each.card for each in found.points if each.cost is not None} == {"l4"}
-    said = " ".join(sweep_table(found).split())
+    said = " ".join(fits_table(found).split())
     assert "Cost not known on 24GiB: no time is estimated there, but on a card of the catalogue" in said
 
 
@@ -234,8 +235,8 @@ def test_the_verb_writes_goes_on_and_says_no(tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert "4 of 4 fit" in text
     assert "ids 4x16 int64; batch varies\n" in text
-    first = Sweep.model_validate_json(written.read_text())
-    assert [each.batch for each in first.points] == [2, 4, 2, 4]
+    first = Fits.model_validate_json(written.read_text())
+    assert [each.size for each in first.points] == [2, 4, 2, 4]
     assert all(
         each.cost
         == pytest.approx((each.time or StepTime(seconds=0, low_seconds=0, high_seconds=0)).seconds * 0.8 / 3600)
@@ -341,7 +342,7 @@ def test_a_program_runs_at_each_size_on_each_card(tmp_path: Path) -> None:
     code, _ = called(verb, *words)
     assert code == 0
     found = json.loads(written.read_text())["points"]
-    assert [(each["card"], each["batch"]) for each in found] == [
+    assert [(each["card"], each["size"]) for each in found] == [
         ("t4", 4096),
         ("t4", 8192),
         ("h100", 4096),

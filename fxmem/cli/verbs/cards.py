@@ -60,7 +60,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem cards`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
-    from fxmem.show.text import sizes as size_reporting
+    from fxmem.show.text.fits import fits_table
 
     check_output(options)
     program = read_program(options)
@@ -82,11 +82,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         analysis = analyze_subject(options, program, progress)
         from fxmem.whatif import card_fit
 
-        fits = card_fit.fit_cards(
+        fits = card_fit.cards(
             analysis, names=names, plans=options.plan, host_memory=options.host_memory, progress=progress.found
         )
     if options.time:
-        by_time = sorted(fits.cards, key=lambda card: math.inf if card.time is None else card.time.seconds)
-        fits = fits.model_copy(update={"cards": tuple(by_time)})
-    text = write_json(options, fits.model_dump_json, lambda: size_reporting.cards_table(fits, **layout(options)))
-    return 0 if fits.fitting else 1 if any(each.fits is None for each in fits.cards) else 4, text
+        by_time = sorted(fits.points, key=lambda each: math.inf if each.time is None else each.time.seconds)
+        fits = fits.model_copy(update={"points": tuple(by_time)})
+    text = write_json(options, fits.model_dump_json, lambda: fits_table(fits, **layout(options)))
+    return 0 if fits.fitting else 1 if any(each.fits is None for each in fits.points) else 4, text

@@ -53,7 +53,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem kv-cache`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
-    from fxmem.show.text.sizes import serving_table
+    from fxmem.show.text.serving import serving_table
 
     check_output(options)
     options = with_defaults(options, STEP)

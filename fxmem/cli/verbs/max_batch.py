@@ -10,13 +10,12 @@ from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_gen
 from fxmem.cli.output import check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import ProgramWords, analyze_subject, check_generation, read_program
+from fxmem.cli.step import analyze_subject, check_generation, read_program
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
-    from fxmem.records.sizes import SizeCurve
 
 BRIEF = "how large a batch, sequence or other size fits?"
 DESCRIPTION = (
@@ -64,38 +63,21 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
+    from fxmem.memory import report_reader
     from fxmem.show.plots import sizes_svg
-    from fxmem.show.text import sizes as size_reporting
+    from fxmem.show.text.fits import fits_table
 
     check_output(options)
     check_generation(options)
-    budget = _read_budget(options)
-    program = read_program(options, "--batch")
+    budget, program = _read_budget(options), read_program(options, "--batch")
     if program is not None:
         _check_program(options)
-    curve = _measure(options, program, budget)
-    if options.svg is not None:
-        write_drawing(options, options.svg, sizes_svg(curve))
-    text = write_json(options, curve.model_dump_json, lambda: size_reporting.curve_table(curve, **layout(options)))
-    if curve.largest is not None:
-        return 0, text
-    room, smallest = format_bytes(curve.room_bytes), curve.points[0].size
-    if curve.points[0].fits is None:
-        say(f"expected a size that fits {room}; not even of {smallest} that is known, as sizes depend on data")
-        return 1, text
-    say(f"expected a size that fits {room}; none does, not even {smallest}")
-    return 4, text
-
-
-def _measure(options: argparse.Namespace, program: ProgramWords | None, budget: Budget | None) -> SizeCurve:
-    from fxmem.memory import report_reader
-
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     with Progress(options.quiet) as progress:
         step = analyze_subject(options, program, progress, again=True)
         from fxmem.whatif import max_batch, verified_plan
 
-        return max_batch.measure_curve(
+        curve = max_batch.max_batch(
             step,
             budget=budget,
             dim=options.dim,
@@ -105,6 +87,17 @@ def _measure(options: argparse.Namespace, program: ProgramWords | None, budget: 
             start=max_batch.START if options.batch is None else options.batch,
             progress=progress.found,
         )
+    if options.svg is not None:
+        write_drawing(options, options.svg, sizes_svg(curve))
+    text = write_json(options, curve.model_dump_json, lambda: fits_table(curve, **layout(options)))
+    if curve.largest is not None:
+        return 0, text
+    room, smallest = format_bytes(curve.points[0].room_bytes), curve.points[0].size
+    if curve.points[0].fits is None:
+        say(f"expected a size that fits {room}; not even of {smallest} that is known, as sizes depend on data")
+        return 1, text
+    say(f"expected a size that fits {room}; none does, not even {smallest}")
+    return 4, text
 
 
 def _check_program(options: argparse.Namespace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from fxmem.cli.options import MODEL, SHARDING, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
@@ -12,9 +11,6 @@ from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import build_step, replace, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
-
-if TYPE_CHECKING:
-    from fxmem.records.sizes import MeshFits
 
 BRIEF = "how many cards, and in which mesh?"
 DESCRIPTION = (
@@ -51,20 +47,12 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem shard`; return the exit code and the text for stdout."""
-    from fxmem.show.text.sizes import meshes_table
+    from fxmem.show.text.fits import fits_table
 
     check_output(options)
     for name, value in (("--cards", options.cards), ("--batch", options.global_batch)):
         if value is None:
             raise UsageError(f"expected {name}, e.g. fxmem shard MODEL --cards 64xh100 --batch 512")
-    fits = _find(options)
-    text = write_json(options, fits.model_dump_json, lambda: meshes_table(fits, **layout(options)))
-    if fits.best is None:
-        say(f"expected a mesh that fits {format_bytes(fits.room_bytes)} a card; none does")
-    return (4 if fits.best is None else 0), text
-
-
-def _find(options: argparse.Namespace) -> MeshFits:
     require_torch(options)
     with Progress(options.quiet) as progress:
         progress("loading torch")
@@ -78,7 +66,7 @@ def _find(options: argparse.Namespace) -> MeshFits:
         built, args, kwargs = build_step(options, progress)
         if options.seq is not None:
             args, kwargs = resize.resize_sequences(built.module, args, kwargs, options.seq)
-        return shard.find_meshes(
+        fits = shard.find_meshes(
             built.module,
             replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes),
             count,
@@ -87,3 +75,7 @@ def _find(options: argparse.Namespace) -> MeshFits:
             shown=options.show,
             progress=progress.found,
         )
+    text = write_json(options, fits.model_dump_json, lambda: fits_table(fits, **layout(options)))
+    if not fits.fitting:
+        say(f"expected a mesh that fits {format_bytes(fits.points[0].room_bytes)} a card; none does")
+    return (0 if fits.fitting else 4), text

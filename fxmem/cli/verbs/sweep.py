@@ -30,8 +30,8 @@ from fxmem.cli.step import analyze_subject, read_program, require_torch
 from fxmem.errors import FxmemError, UsageError, closest, unknown_name
 
 if TYPE_CHECKING:
+    from fxmem.records.fits import Fits, Space
     from fxmem.records.plan import Plan
-    from fxmem.records.sizes import Sweep, SweepGrid
 
 BRIEF = "which of a grid of sizes, precisions, checkpoints and cards fit?"
 DESCRIPTION = (
@@ -78,9 +78,8 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem sweep`; return the exit code and the text for stdout."""
-    from fxmem.hardware import catalogue
     from fxmem.show.plots import sweep_svg
-    from fxmem.show.text.sweep import markdown, sweep_table
+    from fxmem.show.text.fits import fits_table, markdown
 
     check_output(options)
     check_markdown(options)
@@ -89,9 +88,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     program = read_program(options)
     grid = grid if grid.card else grid.model_copy(update={"card": (options.target,)})
     options.target = grid.card[0]
-    for name in grid.card:  # a card that is none is found before the work is done
-        if catalogue.target(name).memory_bytes is None:
-            raise UsageError(f"expected cards whose memory is known, got {name!r}")
     kept = None if options.json in (None, "-") else _read_kept(Path(options.json))
     with Progress(options.quiet) as progress:
         require_torch()
@@ -99,13 +95,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
         sweep.check_grid(grid, plans, is_program=program is not None)
         step = analyze_subject(options, program, progress, again=True)
-        found = sweep.measure(
-            step, grid, plans=plans, kept=kept, keep=lambda each: _keep(options, each), progress=progress.found
+        found = sweep.sweep(
+            step, grid=grid, plans=plans, kept=kept, keep=lambda each: _keep(options, each), progress=progress.found
         )
     if options.svg is not None:
         write_file(options, options.svg, sweep_svg(found))
     made = "" if options.markdown is None else markdown(found, full=options.full).join(around)
-    show = partial(sweep_table, found, full=options.full, **layout(options))
+    show = partial(fits_table, found, full=options.full, **layout(options))
     return (0 if found.fitting else 4), write_json(options, found.model_dump_json, show, made)
 
 
@@ -123,7 +119,7 @@ def _read_around(path: Path) -> tuple[str, str]:
     return f"{before}{BEGIN}\n\n", f"\n{END}{after}"
 
 
-def _keep(options: argparse.Namespace, found: Sweep) -> None:
+def _keep(options: argparse.Namespace, found: Fits) -> None:
     """Write what there is, so that a sweep that is ended can go on."""
     from fxmem.records.files import write_text
 
@@ -131,20 +127,20 @@ def _keep(options: argparse.Namespace, found: Sweep) -> None:
         write_text(Path(options.json), found.model_dump_json() + "\n")
 
 
-def _read_kept(path: Path) -> Sweep | None:
+def _read_kept(path: Path) -> Fits | None:
     """The answer of an earlier sweep in the file; None where there is none."""
     from fxmem.records import json_reader
-    from fxmem.records.sizes import Sweep
+    from fxmem.records.fits import Fits
 
     with contextlib.suppress(FxmemError):
-        return json_reader.load(Sweep, path, "expected the answer of a sweep")
+        return json_reader.load(Fits, path, "expected the answer of a sweep")
     return None
 
 
-def _read_grid(options: argparse.Namespace) -> tuple[SweepGrid, dict[str, Plan]]:
+def _read_grid(options: argparse.Namespace) -> tuple[Space, dict[str, Plan]]:
     """The grid of `--grid` and `--over`, and the plans that it names."""
     from fxmem.memory import report_reader
-    from fxmem.records.sizes import SweepGrid
+    from fxmem.records.fits import Space
 
     values = _read_toml(Path(options.grid)) if options.grid is not None else {}
     for name in values:
@@ -170,7 +166,7 @@ def _read_grid(options: argparse.Namespace) -> tuple[SweepGrid, dict[str, Plan]]
         if isinstance(name, str) and name.endswith(".json")
     }
     try:
-        return SweepGrid(**values), plans
+        return Space(**values), plans
     except ValueError as error:  # pydantic's, whose first line says what
         raise UsageError(f"expected a grid of {', '.join(_NAMES)} and prices; {_describe(error)}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fxmem.records.sizes import Sweep, SweepPoint
+from fxmem.records.fits import NONE, Fits, Point
 from fxmem.records.units import format_bytes, format_seconds
 from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE
 from fxmem.show.plots.xy_plot import XYDot, XYLine, lay_out, xy_plot
@@ -16,7 +16,7 @@ _APART = 16.0
 """Pixels between two numbers at least."""
 
 
-def sweep_svg(sweep: Sweep, *, width: float = 720.0, height: float = 320.0, name: str = "fxmem-sweep") -> str:
+def sweep_svg(sweep: Fits, *, width: float = 720.0, height: float = 320.0, name: str = "fxmem-sweep") -> str:
     """Plot what fits as one self-contained SVG document; a dot for each point, filled on the front.
 
     Args:
@@ -75,11 +75,13 @@ def sweep_svg(sweep: Sweep, *, width: float = 720.0, height: float = 320.0, name
     return document(STYLE, (width, y), ("Memory against time", spoken), parts, id=name)
 
 
-def _describe(point: SweepPoint, item: str) -> str:
+def _describe(point: Point, item: str) -> str:
     words = [point.card]
-    words += [f"{name} {value}" for name in ("batch", "length") if (value := getattr(point, name)) is not None]
+    words += [
+        f"{name} {value}" for name, value in (("batch", point.size), ("length", point.length)) if value is not None
+    ]
     named = (("", point.precision), ("checkpoints ", point.checkpoints), ("mesh ", point.mesh))
-    words += [f"{name}{value}" for name, value in named if value != "none"]
+    words += [f"{name}{value}" for name, value in named if value != NONE]
     time = "" if point.item_seconds is None else f", {format_seconds(point.item_seconds)} a {item}"
     cost = "" if point.cost is None else f", {point.cost:.3g} a step"
     return f"{' '.join(words)}: {format_bytes(point.counted_bytes)}{time}{cost}"

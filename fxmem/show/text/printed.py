@@ -6,21 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fxmem.show.terminal import columns
-from fxmem.show.text import advice, by_layer, by_line, comparison, compile_plan, explanation, plan, sizes, sweep
+from fxmem.show.text import advice, by_layer, by_line, comparison, compile_plan, explanation, fits, plan, serving
 
 TABLES: Final[Mapping[str, Callable[..., str]]] = {
     "Advice": advice.table,
-    "CardFits": sizes.cards_table,
     "CompilePlan": compile_plan.table,
     "Explanation": explanation.table,
+    "Fits": fits.fits_table,
     "LayerReport": by_layer.table,
     "LineReport": by_line.table,
-    "MeshFits": sizes.meshes_table,
     "Plan": plan.table,
-    "ServeSize": sizes.serving_table,
-    "SizeCurve": sizes.curve_table,
+    "ServeSize": serving.serving_table,
     "StepComparison": comparison.table,
-    "Sweep": sweep.sweep_table,
 }
 """By the name of its class."""
 

@@ -56,9 +56,13 @@ class ProfiledStep:
         """What is probably not meant, first what grows, then what holds most at the peak; found once."""
         return find(self.profile, self.timeline)
 
-    def estimate_time(self, card: Target | None = None) -> StepTime | None:
-        """The estimated time, on another card if one is given; None where its rates are not known."""
-        return step_time.estimate(self.profile if card is None else self.profile.model_copy(update={"target": card}))
+    def estimate_time(self, card: Target | None = None, *, taped: bool = False) -> StepTime | None:
+        """The estimated time, on another card if one is given; None where its rates are not known.
+
+        It is `taped` where a plan of operators is carried out by the tape.
+        """
+        profile = self.profile if card is None else self.profile.model_copy(update={"target": card})
+        return step_time.estimate(profile, taped=taped)
 
     def within(self, room: int, card: Target | None = None) -> MemoryFit:
         """Whether it runs where the allocator has so many bytes; of another card like it, if one is given."""

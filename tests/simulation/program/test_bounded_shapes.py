@@ -11,14 +11,14 @@ import torch
 import fxmem
 from fxmem.hardware.context import give_room
 from fxmem.memory.budget import Budget
+from fxmem.records.fits import Fits, Point, Space
 from fxmem.records.profile import Kind, Phase, Profile
-from fxmem.records.sizes import CardFit, SizeCurve, SizePoint
 from fxmem.show import text as reporting
 from fxmem.show.facts import find_fit
-from fxmem.show.text.sizes import curve_table, describe_fit
+from fxmem.show.text.fits import describe_verdict, fits_table
 from fxmem.simulation.code.profiled_step import ReallocatedStep
 from fxmem.simulation.program.recorded_program import RecordedProgram
-from fxmem.whatif.size_search import judge
+from fxmem.whatif.fits import judge
 from tests.profiles import CPU, TINY_CARD, Log
 from tests.verbs import report_of
 
@@ -126,16 +126,11 @@ def test_budgets_cards_and_sizes_know_as_little(room: int, fits: bool | None, sa
     assert (fit.keeps_budget, fit.exit_code) == (fits, code)
     found = judge(step, step.within(room * MIB).peak)
     assert (found["fits"], found["obstacle"].startswith("Sizes depend on data")) == (fits, fits is None)
-    head: dict[str, Any] = step.profile.heading() | {
-        "resized": (),
-        "is_budget": True,
-        "limit": 1,
-        "room_bytes": room * MIB,
-    }
-    none: dict[str, Any] = dict.fromkeys(("per_sample_bytes", "constant_bytes", "line_error_bytes", "monotone"))
-    points, largest = (SizePoint(size=1, **found),), 1 if fits else None
-    told = curve_table(SizeCurve(**head, **none, dim="batch", points=points, largest=largest))
+    head: dict[str, Any] = step.profile.heading() | {"cards": (step.profile.target,), "analyses": 1}
+    space = Space(question="largest", is_budget=True, limit=1)
+    point = Point(card=step.profile.target.name, size=1, room_bytes=room * MIB, **found)
+    told = fits_table(Fits(**head, space=space, points=(point,), largest=1 if fits else None))
     assert ("may not fit" in told, "maybe " in told) == (fits is None, fits is None)
     assert ("tried, does not fit" in told) == (fits is False)
-    card = CardFit(target=step.profile.target, room_bytes=room * MIB, headroom_bytes=0, **found)
-    assert describe_fit(card) == {True: "yes", False: "no", None: "maybe"}[fits]
+    card = point.model_copy(update={"reserved_bytes": room * MIB})
+    assert describe_verdict(card) == {True: "yes", False: "no", None: "maybe"}[fits]

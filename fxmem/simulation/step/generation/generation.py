@@ -81,9 +81,9 @@ class Generation(AnalysedModel[GenerationRequest]):
         assert run is not None
         return run
 
-    def estimate_time(self, card: Target | None = None) -> StepTime | None:
+    def estimate_time(self, card: Target | None = None, *, taped: bool = False) -> StepTime | None:
         """As of any step; None where tokens are left out of the profile."""
-        return super().estimate_time(card) if self._is_whole else None
+        return super().estimate_time(card, taped=taped) if self._is_whole else None
 
     def move(self, card: Target, environ: Mapping[str, str] | None = None) -> Generation:
         """The same generation on another card of its compute capability, or with another allocator.
