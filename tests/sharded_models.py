@@ -33,8 +33,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from fxmem.simulation.ranks.mesh import read_mesh
-from fxmem.simulation.ranks.mesh_plan import MeshPlan
+from fxmem.simulation.ranks.mesh_plan import MeshPlan, read_mesh
 
 WIDTH, HEADS, VOCABULARY, SEQUENCE, BATCH = 64, 4, 250, 32, 2
 

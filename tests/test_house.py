@@ -429,7 +429,7 @@ PROCESS_STATE = {
     "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
     "fxmem/simulation/asked/known_values.py: _factory_calls": "a cache of which calls make known values",
     "fxmem/simulation/code/loaded_modules.py: _libraries": "libraries' modules; another of the name takes one's place",
-    "fxmem/simulation/processes/lock.py: _turn": "which thread analyses; released when it is done",
+    "fxmem/simulation/processes/fork.py: _turn": "which thread analyses; released when it is done",
     "fxmem/simulation/program/recorded_program.py: _active": "the recording under way; leaves when it ends",
 }
 """All that the process keeps between calls, what it is, and who empties it. The lock guards it, or it is a thread's."""

@@ -34,8 +34,7 @@ from typing import Final
 import numpy as np
 
 from fxmem.hardware.op_classes import is_product
-from fxmem.planning.arrays import Bools, Ints
-from fxmem.planning.lookups import group, ops_by_node, results_by_op
+from fxmem.planning.lookups import Bools, Ints, group, ops_by_node, results_by_op
 from fxmem.planning.regions.candidates import module_spans
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.names import Application

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fxmem.records.profile import Kind, Phase, Profile
 
 K = TypeVar("K", bound=Hashable)
@@ -51,3 +54,11 @@ def first_saves(profile: Profile, phase: Phase) -> dict[int, int]:
             begins.setdefault(op.node, op.begin)
     saves = group((s, begins[i]) for i, node in enumerate(profile.nodes) if i in begins for s in node.saved)
     return {storage: min(ticks) for storage, ticks in saves.items()}
+
+
+# --- types of the planners' arrays ------------------------------------------------------------------------------------
+
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]

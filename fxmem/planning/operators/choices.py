@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxmem.errors import UsageError
-from fxmem.planning.arrays import Floats, Ints
-from fxmem.planning.lookups import first_saves, group
+from fxmem.planning.lookups import Floats, Ints, first_saves, group
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchPath
 from fxmem.planning.operators.live_changes import LiveChanges, ValueLife, ValueUse
 from fxmem.planning.regions.cost_tables import CostTables

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxmem.planning.arrays import Floats, Ints
+from fxmem.planning.lookups import Floats, Ints
 
 
 class ValueLife(NamedTuple):

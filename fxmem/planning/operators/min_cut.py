@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxmem.planning import tuning
-from fxmem.planning.arrays import Floats
+from fxmem.planning.lookups import Floats
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
 from fxmem.planning.operators.local_search import Refiner
 from fxmem.records.pause_gc import pause_gc

@@ -17,8 +17,7 @@ import numpy as np
 from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD
 from fxmem.hardware.step_time import card_ends
 from fxmem.planning import tuning
-from fxmem.planning.arrays import Floats, Ints
-from fxmem.planning.lookups import first_saves, group
+from fxmem.planning.lookups import Floats, Ints, first_saves, group
 from fxmem.planning.operators.choices import RecomputeChoices
 from fxmem.records.profile import Phase
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxmem.planning import tuning
-from fxmem.planning.arrays import Ints
+from fxmem.planning.lookups import Ints
 from fxmem.planning.operators.calls import StretchPath
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice
 from fxmem.planning.operators.live_changes import LiveChanges, ValueUse

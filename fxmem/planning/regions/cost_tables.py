@@ -20,11 +20,9 @@ from functools import cached_property
 import numpy as np
 
 from fxmem.memory import liveness
-from fxmem.planning.arrays import Floats, Ints
-from fxmem.planning.lookups import find_reads, group, last_needed, results_by_op
-from fxmem.planning.regions.legality import earliest, random_nodes, writes_in_place
-from fxmem.planning.regions.op_costs import OpCosts
-from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
+from fxmem.planning.lookups import Floats, Ints, find_reads, group, last_needed, results_by_op
+from fxmem.planning.regions.candidates import earliest, random_nodes, writes_in_place
+from fxmem.planning.regions.op_costs import OpCosts, most_above, sum_alive
 from fxmem.records.profile import Phase, Profile
 
 OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fxmem.planning import tuning
-from fxmem.planning.arrays import Bools, Floats, Ints
+from fxmem.planning.lookups import Bools, Floats, Ints
 from fxmem.planning.regions.candidates import Span, siblings
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.kept_products import Selection

@@ -17,10 +17,9 @@ import numpy as np
 
 from fxmem.hardware.op_classes import is_product
 from fxmem.planning import tuning
-from fxmem.planning.arrays import Floats
-from fxmem.planning.lookups import group, results_by_op
+from fxmem.planning.lookups import Floats, group, results_by_op
+from fxmem.planning.regions.candidates import writes_in_place
 from fxmem.planning.regions.cost_tables import CostTables
-from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.plan import Region
 from fxmem.records.profile import Phase
 

@@ -14,12 +14,19 @@ from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning import tuning
+from fxmem.planning.estimate import PlanFinder
 from fxmem.planning.lookups import find_reads, group, last_needed, ops_by_node
-from fxmem.planning.plan_finder import PlanFinder
-from fxmem.planning.regions.candidates import Span, frees, graph_cuts, limit_spans, module_spans, worthwhile_cuts
+from fxmem.planning.regions.candidates import (
+    Span,
+    frees,
+    graph_cuts,
+    limit_spans,
+    module_spans,
+    worthwhile_cuts,
+    writes_in_place,
+)
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
-from fxmem.planning.regions.legality import writes_in_place
 from fxmem.planning.regions.op_costs import OpCosts
 from fxmem.planning.regions.plan_text import Lines, describe_regions, find_lines, has_edit, write_edits
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy

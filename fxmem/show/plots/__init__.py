@@ -8,12 +8,12 @@ computed from records, without torch.
 
 from __future__ import annotations
 
+from fxmem.show.plots.fits import sizes_svg
+from fxmem.show.plots.fits import sweep_svg as sweep_svg
 from fxmem.show.plots.history import history_svg, segments_svg
 from fxmem.show.plots.icicle import icicle_svg
 from fxmem.show.plots.plan_curve import CurveDot, curve_svg
 from fxmem.show.plots.run import run_svg
-from fxmem.show.plots.size_curve import sizes_svg
-from fxmem.show.plots.sweep_front import sweep_svg as sweep_svg
 from fxmem.show.plots.timeline import PlottedStep, StepAfter, step_after, timeline_svg
 
 __all__ = [

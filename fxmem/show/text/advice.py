@@ -14,8 +14,7 @@ from fxmem.show.facts import header_facts, target_facts
 from fxmem.show.finding_facts import list_findings
 from fxmem.show.run_growth import growth_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
-from fxmem.show.text.columns import Column
-from fxmem.show.text.tables import fit, grid, label_content, lay_out_sections, render
+from fxmem.show.text.tables import Column, fit, grid, label_content, lay_out_sections, render
 
 _WORTH_A_ROW: Final = 100
 """A change that frees less than one such part of the peak is named in one line with its like; the record has it."""

@@ -15,8 +15,7 @@ from fxmem.records.units import format_bytes, printable
 from fxmem.show import facts as findings
 from fxmem.show.facts import Fit, find_fit, sends_by_nccl
 from fxmem.show.finding_facts import finding_facts
-from fxmem.show.longest_batch import longest_facts
-from fxmem.show.run_facts import made_up, run_facts
+from fxmem.show.run_facts import longest_facts, made_up, run_facts
 from fxmem.show.sections import Fact, Facts
 from fxmem.show.text.report import module_tree, table
 from fxmem.show.text.tables import GAP, LABEL, add_facts, facts, label_content, render

@@ -24,8 +24,7 @@ from fxmem.records.units import (
 from fxmem.show.export.markdown_parts import write_table
 from fxmem.show.facts import flops_sum, header_facts
 from fxmem.show.sections import Fact, TableColumn, make_table
-from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import facts, fit, note, render
+from fxmem.show.text.tables import Column, choose_columns, facts, fit, name_cell, note, render, ruled_table
 
 _COLUMNS: tuple[Column[Layer], ...] = (
     Column("Output shape", 15, lambda row: "" if row.output_shape is None else format_shape(row.output_shape), "left"),

@@ -15,8 +15,7 @@ from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGrou
 from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
 from fxmem.show.facts import header_facts
 from fxmem.show.sections import Fact, Facts
-from fxmem.show.text.columns import Column, choose_columns
-from fxmem.show.text.tables import facts, fit, note, render
+from fxmem.show.text.tables import Column, choose_columns, facts, fit, note, render
 
 MEANINGS = (
     ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),

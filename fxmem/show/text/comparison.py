@@ -15,8 +15,18 @@ from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
 from fxmem.show.facts import header_facts
 from fxmem.show.sections import Fact, join_parts
-from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import GAP, facts, fit_left, note, render, ruled
+from fxmem.show.text.tables import (
+    GAP,
+    Column,
+    choose_columns,
+    facts,
+    fit_left,
+    name_cell,
+    note,
+    render,
+    ruled,
+    ruled_table,
+)
 
 _SHARE = 100
 """A module is shown if it changed by this part of the larger peak."""

@@ -15,19 +15,22 @@ from fxmem.show import facts as findings
 from fxmem.show.facts import flops_sum
 from fxmem.show.finding_facts import finding_facts
 from fxmem.show.run_facts import made_up, run_facts
-from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import (
     GAP,
     LABEL,
+    Column,
+    choose_columns,
     facts,
     fit,
     fit_left,
     grid,
     item_list,
     label_content,
+    name_cell,
     note,
     numbered,
     render,
+    ruled_table,
 )
 
 _INDENT = LABEL + GAP

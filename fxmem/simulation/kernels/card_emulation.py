@@ -45,7 +45,7 @@ from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.names import MATH_ATTENTION
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels import bitsandbytes, deepspeed, xformers
+from fxmem.simulation.kernels import package_operators
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend, can_run
 from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.attention.call import (
@@ -344,17 +344,17 @@ def target_kernels(target: Target) -> Iterator[None]:
 
 
 _HOST_LIBRARIES: Final = {
-    "bitsandbytes.functional": bitsandbytes.patch_functions,
-    "deepspeed.ops.op_builder.builder": deepspeed.patch_builders,
-    "deepspeed.runtime.pipe.engine": deepspeed.patch_pipes,
+    "package_operators.functional": package_operators.patch_functions,
+    "package_operators.ops.op_builder.builder": package_operators.patch_builders,
+    "package_operators.runtime.pipe.engine": package_operators.patch_pipes,
 }
 """By the module, what is patched where a library is imported, on every target."""
 _LIBRARIES: Final = {
     **_HOST_LIBRARIES,
     "torch.utils.cpp_extension": _refuse_to_build,
-    "xformers._cpp_lib": xformers.say_built,
-    "xformers.ops.fmha.common": xformers.say_built,
-    "xformers.ops.fmha.dispatch": xformers.dispatch_on_card,
+    "package_operators._cpp_lib": package_operators.say_built,
+    "package_operators.ops.fmha.common": package_operators.say_built,
+    "package_operators.ops.fmha.dispatch": package_operators.dispatch_on_card,
 }
 """The same on a card."""
 

@@ -10,17 +10,19 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 
 from fxmem import errors
-from fxmem.errors import AnalysisError, FxmemError
+from fxmem.errors import AnalysisError, FxmemError, UsageError
 from fxmem.simulation.code.source_lines import error_place
 from fxmem.simulation.processes.descendants import adopt_orphans, end_descendants
 
@@ -193,3 +195,46 @@ def parse_answer(answer: Path) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(head)
         return {**found, "text": text.decode()} if found["text"] == len(text) else None
     return None
+
+
+# --- one analysis at a time -------------------------------------------------------------------------------------------
+
+
+class _Turn:
+    """A lock that knows which thread has it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.holder: int | None = None
+
+
+_turn = _Turn()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Wait until no other thread is in here.
+
+    Raises:
+        UsageError: this thread is in here already: the outer analysis would count what the inner one runs.
+    """
+    turn, me = _turn, threading.get_ident()
+    if turn.holder == me:
+        what = "the model, its loss or its optimizer called fxmem while it was being analysed"
+        raise UsageError(f"expected no analysis within another: {what}")
+    with turn.lock:
+        turn.holder = me
+        try:
+            yield
+        finally:
+            turn.holder = None
+
+
+def _renew() -> None:
+    """Replace the lock in a forked process: the thread that has it is not there."""
+    global _turn
+    _turn = _Turn()
+
+
+if hasattr(os, "register_at_fork"):  # where there is no fork there is nothing to do
+    os.register_at_fork(after_in_child=_renew)

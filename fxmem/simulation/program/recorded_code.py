@@ -28,9 +28,8 @@ from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.recording.observe.observer import PendingCall
 from fxmem.simulation.recording.recording import FinishedRun, Subject
 from fxmem.simulation.stand_ins.cuda import stand_ins
+from fxmem.simulation.stand_ins.driver import nvidia_smi_patches, nvml_patches
 from fxmem.simulation.stand_ins.host import loader_patches, process_patches, trace_patches
-from fxmem.simulation.stand_ins.nvidia_smi import nvidia_smi_patches
-from fxmem.simulation.stand_ins.nvml import nvml_patches
 
 
 class RecordedCode(Subject):

@@ -33,7 +33,7 @@ from fxmem.simulation.card.machine import make_machine
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.code.source_lines import error_place
-from fxmem.simulation.processes.lock import one_at_a_time
+from fxmem.simulation.processes.fork import one_at_a_time
 from fxmem.simulation.processes.process_guard import postpone_interrupts
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings, isolate_block
 from fxmem.simulation.program.recorded_code import RecordedCode

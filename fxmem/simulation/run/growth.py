@@ -17,9 +17,12 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.names import GROWING, STEPS
 from fxmem.records.parts import IN_CYCLES, Growth
 from fxmem.records.profile import SourceLine
+from fxmem.simulation.card.block_trace import BlockTrace
+from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.code.loaded_modules import program_files
 from fxmem.simulation.recording.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.recording.residents import Holders, Places
@@ -336,3 +339,44 @@ def _find_gap(series: Sequence[_Rise], least: int = _OFTEN) -> int:
     gap = max((after - before for before, after in itertools.pairwise(at)), default=2)
     is_over = len(at) < least or len(series) - 1 - at[-1] >= gap
     return 0 if is_over or (gap < 2 and least > 1) else max(gap, 1)
+
+
+# --- the steps to come of a program that grows, replayed on its card --------------------------------------------------
+
+
+_MOST_ACTS: Final = 1_000_000
+"""Allocations and frees that are replayed at most to find the step at which the card is full."""
+
+
+class FurtherSteps:
+    """The steps to come of a program that grows, replayed on its card.
+
+    Args:
+        memory: the card's.
+        trace: of what the program allocates and frees.
+    """
+
+    def __init__(self, memory: CardMemory, trace: BlockTrace) -> None:
+        self._memory, self._trace = memory, trace
+        self._steps = LoopSteps()
+        self._acts = 1
+
+    def note_round(self, number: int) -> None:
+        """A round after which more is alive is over."""
+        self._memory.ask_cudnn()
+        acts, self._acts = self._trace.since(0)
+        events = find_events(acts, self._memory.asked)
+        if events is None:
+            self._steps = LoopSteps()
+        else:
+            self._steps.add(number, events, (), None, 0)
+
+    def find_full(self, number: int, growth_bytes: int) -> int | None:
+        """The round within which the card has no more memory, if all to come are like the last; None: not known."""
+        even = self._steps.find_even(LEAST_COMPARED)
+        periods = self._memory.usable_bytes // growth_bytes + 1
+        if even is None or periods * self._acts > _MOST_ACTS:
+            return None
+        further = RepeatedSteps(even, periods)
+        self._memory.try_steps(further)
+        return None if further.done == periods else number + further.done + 1

@@ -1,11 +1,14 @@
 """What a program finds in `torch.cuda` and `torch.accelerator` besides what every step finds there: seeds, generators,
 types of tensors by which old programs name the card (`torch.cuda.FloatTensor`, `x.type(torch.cuda.LongTensor)`), and
-the memory of the pretended card."""
+the memory of the pretended card.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import pickle
+import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -14,10 +17,10 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.errors import AnalysisError
-from fxmem.simulation.card.card_memory import CardMemory, memory_answers
+from fxmem.simulation.card.card_memory import BlockEvent, CardMemory, memory_answers
 from fxmem.simulation.card.card_thread import CardThread
 from fxmem.simulation.card.device_border import Border, check_card
-from fxmem.simulation.stand_ins.memory_history import MemoryHistory
+from fxmem.simulation.code.source_lines import user_frame
 
 
 class _NoGraph:
@@ -236,3 +239,68 @@ class _DefaultTensorType:
 
 def _find_device_module(original: Callable[..., Any], device: Any = None) -> Any:
     return torch.cuda if device is None or torch.device(device).type == "cuda" else original(device)
+
+
+# --- the history of a pretended card's memory, as `torch.cuda.memory._record_memory_history` keeps it, and its snapshot
+# Format: the `Snapshot` of `torch.cuda.memory._snapshot` (torch 2.11), which pytorch.org/memory_viz and `fxmem
+# validate --snapshot` read. Frames are the program's own; events have no time, since nothing was run.
+
+
+_MOST_FRAMES = 64
+Frames = list[dict[str, str | int]]
+
+
+class MemoryHistory:
+    """What a program's card allocates and frees while the program has it recorded.
+
+    Args:
+        memory: the card's.
+    """
+
+    def __init__(self, memory: CardMemory) -> None:
+        self._memory = memory
+
+    def record(self, enabled: Any = "all", *_: Any, max_entries: int = sys.maxsize, **__: Any) -> None:
+        """`_record_memory_history`: from now on, or no longer for None."""
+        self._memory.record_blocks(max_entries, None if enabled is None else _list_frames)
+
+    def snapshot(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """`_snapshot`: the state now, and the history."""
+        self._memory.ask_cudnn()
+        blocks = self._memory.blocks
+        places, events = (blocks.places, blocks.events) if blocks else ({}, ())
+        return {
+            "segments": [each.describe([], lambda at: places.get(at, [])) for each in self._memory.segments()],
+            "device_traces": [[each for event in events for each in _describe(event)]],
+            "allocator_settings": {"PREDICTED": "by fxmem; no GPU was used"},
+            "external_annotations": [],
+        }
+
+    def dump(self, filename: Any = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
+        """`_dump_snapshot`."""
+        with open(filename, "wb") as file:
+            pickle.dump(self.snapshot(), file, protocol=4)
+
+
+def _describe(event: BlockEvent) -> Iterator[dict[str, Any]]:
+    for action in ("free_requested", "free_completed") if event.action == "free" else (event.action,):
+        size, stream = event.nbytes, event.stream
+        yield {
+            "action": action,
+            "addr": event.address,
+            "size": size,
+            "stream": stream,
+            "frames": event.place,
+            "time_us": 0,
+        }
+
+
+def _list_frames() -> Frames:
+    """The program's own frames, the innermost first."""
+    frames: Frames = []
+    frame = user_frame(sys._getframe(1))
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        code = frame.f_code
+        frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frame = user_frame(frame.f_back)
+    return frames

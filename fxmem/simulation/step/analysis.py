@@ -19,7 +19,7 @@ from fxmem.memory.lengths import LoggedStep
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.kernels.kernel_settings import KernelSettings, apply_settings
-from fxmem.simulation.processes.lock import one_at_a_time
+from fxmem.simulation.processes.fork import one_at_a_time
 from fxmem.simulation.processes.process_guard import postpone_interrupts
 from fxmem.simulation.ranks import Offload, make_plan
 from fxmem.simulation.ranks.classes import find_classes, with_classes

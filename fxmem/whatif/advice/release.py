@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from fxmem.memory.last_use import find_idle
+from fxmem.memory.liveness import find_idle
 from fxmem.memory.user_code import find_line
 from fxmem.records.parts import Growth
 from fxmem.records.profile import Node, Profile, SourceLine

@@ -12,7 +12,7 @@ from torch import nn
 
 from fxmem.errors import FxmemError
 from fxmem.memory.budget import BudgetLike
-from fxmem.memory.last_use import free_after_last_use
+from fxmem.memory.liveness import free_after_last_use
 from fxmem.records.advice import Effect
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Report

@@ -21,8 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import target
-from fxmem.hardware.cub import radix_sort_bytes
-from fxmem.hardware.cublas import cublas_workspaces
+from fxmem.hardware.cublas import cublas_workspaces, radix_sort_bytes
 from fxmem.hardware.hidden_memory import HiddenEvent, RnnSignature, alloc, output
 from fxmem.hardware.operators import OPERATORS, Call, Operator
 from fxmem.hardware.operators.convolution import ConvolutionMemory

@@ -20,7 +20,7 @@ from fxmem.memory.lengths import Features, StepForms
 from fxmem.records.names import STEPS
 from fxmem.records.parts import LongestBatch
 from fxmem.show.facts import find_fit
-from fxmem.show.longest_batch import describe_longest, longest_facts
+from fxmem.show.run_facts import describe_longest, longest_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from fxmem.simulation.run import longest_batch
 from fxmem.simulation.run.listeners.lengths import LengthsWatch

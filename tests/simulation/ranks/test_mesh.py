@@ -17,8 +17,7 @@ from fxmem.cli.verbs import analyze as analyze_verb
 from fxmem.errors import UsageError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
-from fxmem.simulation.ranks.mesh import read_mesh
-from fxmem.simulation.ranks.mesh_plan import MeshPlan, find_blocks
+from fxmem.simulation.ranks.mesh_plan import MeshPlan, find_blocks, read_mesh
 from tests.sharded_models import Llama, loss, tokens
 from tests.verbs import called
 

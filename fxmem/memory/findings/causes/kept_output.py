@@ -8,7 +8,7 @@ from typing import Final
 
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.memory.last_use import find_idle
+from fxmem.memory.liveness import find_idle
 from fxmem.memory.user_code import find_outermost, find_place
 from fxmem.records.profile import Phase, Profile, Timeline
 

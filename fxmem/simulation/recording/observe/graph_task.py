@@ -20,7 +20,7 @@ import torch
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.simulation.recording.observe.leaf_gradients import is_dense
+from fxmem.simulation.recording.observe.backward_hooks import is_dense
 
 
 class NodeClock:

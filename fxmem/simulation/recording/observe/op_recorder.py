@@ -30,7 +30,7 @@ from fxmem.simulation.code.source_lines import variables
 from fxmem.simulation.kernels import sparse as _sparse  # noqa: F401 - registers its kernels
 from fxmem.simulation.kernels.composites import Kernel, find_kernel
 from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, NO_VIEW, ONE_DTYPE, check_dtypes
-from fxmem.simulation.kernels.flex import FUSED
+from fxmem.simulation.kernels.package_operators import FUSED
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.recording.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.recording.observe.event_log import StepLog

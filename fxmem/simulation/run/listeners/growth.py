@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from fxmem.records.profile import Assumption, ProgramRun
 from fxmem.simulation.recording.residents import Holders, find_variables
-from fxmem.simulation.run.further_steps import FurtherSteps
-from fxmem.simulation.run.growth import GrowthLog
+from fxmem.simulation.run.growth import FurtherSteps, GrowthLog
 from fxmem.simulation.run.listeners import register
 from fxmem.simulation.run.loops import LoopWatch
 from fxmem.simulation.run.program_parts import ProgramParts

@@ -22,7 +22,7 @@ from torch import nn
 
 import fxmem
 from fxmem.errors import AnalysisError, FxmemError
-from fxmem.simulation.processes.lock import one_at_a_time
+from fxmem.simulation.processes.fork import one_at_a_time
 
 # --- what an analysis might leave behind ------------------------------------------------------------------------------
 

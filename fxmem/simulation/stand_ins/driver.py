@@ -1,25 +1,29 @@
-"""The library libnvidia-ml as a program's `pynvml` asks it: it says what NVML would say of the pretended card.
-
-The functions are those of NVML's C interface (nvml.h) that monitors call; any other is one that this driver lacks.
-"""
+"""The card's driver as a program asks it: NVML, and the command `nvidia-smi`."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import Target
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.card.card_memory import CardMemory
+from fxmem.simulation.processes.sandbox.network import command_words
+
+# --- the library libnvidia-ml as a program's `pynvml` asks it ---------------------------------------------------------
+# The functions are those of NVML's C interface (nvml.h) that monitors call; any other is one that this driver lacks.
+
 
 DRIVER: Final = "580.65.06"
 """The first of CUDA 13.0."""
 UUID: Final = "GPU-00000000-0000-0000-0000-000000000000"
-_NAME: Final = "nvidia-ml"
+_LIBRARY: Final = "nvidia-ml"
 _SUCCESS: Final = 0
 _INSUFFICIENT_SIZE: Final = 7
 _ZEROS: Final = (
@@ -34,7 +38,7 @@ def nvml_patches(memory: CardMemory, target: Target, notes: MadeUpNotes) -> torc
     def make(original: Any) -> Any:
         class CDLL(original):  # type: ignore[misc]  # the class of libraries, which programs may derive from
             def __new__(cls, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-                if name is None or _NAME not in str(name):
+                if name is None or _LIBRARY not in str(name):
                     return super().__new__(cls)
                 notes.note("answered", "libnvidia-ml: of the pretended card")
                 return library
@@ -133,3 +137,58 @@ def _write_text(text: str) -> Callable[..., int]:
         return _SUCCESS
 
     return call
+
+
+# --- `nvidia-smi` as a program may start it ---------------------------------------------------------------------------
+
+
+_COMMAND: Final = "nvidia-smi"
+_UNKNOWN: Final = "[N/A]"
+_MIB: Final = 1 << 20
+
+
+def nvidia_smi_patches(memory: CardMemory, target: Target, notes: MadeUpNotes) -> torch_common.Patches:
+    """Let `subprocess` start a process that prints the answer. Each answer is noted."""
+
+    def start(original: Callable[..., None], process: Any, args: Any, *further: Any, **settings: Any) -> None:
+        words = command_words(args)
+        if words and os.path.basename(words[0]) == _COMMAND:
+            notes.note("answered", f"{_COMMAND}: of the pretended card")
+            said = _answer(words[1:], target, memory)
+            args = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", said]
+            settings["shell"] = False
+        original(process, args, *further, **settings)
+
+    def which(original: Callable[..., Any], cmd: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(cmd, *args, **kwargs) or (_COMMAND if cmd == _COMMAND else None)
+
+    yield torch_common.wrap(subprocess.Popen, "__init__", start)
+    yield torch_common.wrap(shutil, "which", which)
+
+
+def _answer(options: Sequence[str], target: Target, memory: CardMemory) -> str:
+    name, total = target.full_name or target.name, (target.memory_bytes or 0) // _MIB
+    used = memory.used_bytes() // _MIB
+    if {"-L", "--list-gpus"} & set(options):
+        return f"GPU 0: {name} (UUID: {UUID})\n"
+    values = {
+        **dict.fromkeys(("name", "gpu_name"), name),
+        **dict.fromkeys(("uuid", "gpu_uuid"), UUID),
+        "count": "1",
+        "index": "0",
+        "driver_version": DRIVER,
+        "compute_cap": "{}.{}".format(*target.capability or (0, 0)),
+        "memory.total": f"{total} MiB",
+        "memory.used": f"{used} MiB",
+        "memory.free": f"{total - used} MiB",
+    }
+    settings = {key.lstrip("-"): value for key, _, value in (option.partition("=") for option in options)}
+    asked, form = settings.get("query-gpu"), settings.get("format", "").replace(" ", "").split(",")
+    if asked is None:
+        return f"{_COMMAND}, as fxmem predicts: no card was used\nGPU 0: {name}, {used}MiB / {total}MiB\n"
+    keys = [key.strip() for key in asked.split(",")]
+    row = [values.get(key, _UNKNOWN) for key in keys]
+    if "nounits" in form:
+        row = [value.removesuffix(" MiB") for value in row]
+    lines = [row] if "noheader" in form else [keys, row]
+    return "".join(", ".join(line) + "\n" for line in lines)

@@ -1,0 +1,248 @@
+"""What is more than a step of a program: evaluations, growth, the host, the lengths of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from fxmem.records.names import OF_FRAMES, OF_GRAPH
+from fxmem.records.parts.base import Bytes, Count, Many, Record
+
+# --- what follows an epoch of a program -------------------------------------------------------------------------------
+
+
+class EvaluationPass(Record):
+    """A pass over a loader after the epoch, of whose batches the first ones ran."""
+
+    place: str = ""
+    """`file:line` that goes through the loader; empty where that is not known."""
+    batches: Count | None = None
+    """Of the whole pass; None where its loader does not say."""
+    ran: Count
+    """Batches that ran."""
+    requested_bytes: Bytes
+    """The most requested at once until then, from the last step before it on."""
+    growth_bytes: Bytes | None = None
+    """How many bytes more are alive after each batch than after the one before. None: not known."""
+    grown: Many[Growth] = ()
+    """Who keeps more after each batch, the most first; batches are the steps of these."""
+    end_bytes: Bytes | None = None
+    """The most requested at once in the whole pass; None where something grows and its end is not known."""
+
+    reserved_bytes: Bytes | None = None
+    """The most reserved until the last batch is over, where further batches were replayed; None where their sizes do
+    not grow evenly, and off a card."""
+    full_at: Count | None = None
+    """The batch that the card had no room for in this replay; None for none."""
+
+    @property
+    def is_carried_on(self) -> bool:
+        """Whether batches that did not run leave something more: what the program makes of all of it (one tensor, by
+        `torch.cat`) is of those that ran."""
+        return bool(self.growth_bytes) and (self.batches is None or self.ran < self.batches)
+
+    def find_full(self, room_bytes: int) -> int | None:
+        """The batch at which a card is full; None for none of the pass.
+
+        Args:
+            room_bytes: what the allocator may have there.
+        """
+        if self.full_at is not None:
+            return self.full_at
+        if self.end_bytes is None or self.end_bytes <= room_bytes or not self.growth_bytes:
+            return None
+        return self.ran + 1 + max(room_bytes - self.requested_bytes, 0) // self.growth_bytes
+
+
+# --- what a program keeps more of after each step, and what it does later than they show ------------------------------
+
+
+ONLY_TORCH = "a graph that only torch has"
+"""The holder of what no object of Python's leads to, in words."""
+ANEW = "with each new optimizer"
+"""When what is kept of a fold or a trial grows, in words."""
+IN_CYCLES = "reference cycles, which Python does not collect after gc.disable()"
+
+
+class Growth(Record):
+    """What one owner keeps more of after each step than after the one before."""
+
+    holder: str
+    """What the program calls the owner (`preds`, `graph of losses`, `frames of errors`); where only torch keeps it,
+    empty, or the call that made it. Untrusted text."""
+    nbytes: Bytes
+    """A step; the mean where steps differ."""
+    tensors: int
+    """A step that keeps more; 0 where one tensor grows."""
+    shape: Many[int] = ()
+    """Of the largest."""
+    dtype: str = ""
+    times: int = Field(default=1, exclude_if=lambda value: value == 1)
+    """How many times the bytes of the tensors that the program has of the largest it keeps, as they are views of it."""
+    made_at: str = ""
+    """`file:line` that made the largest; empty where that is not known."""
+    kept_at: str = ""
+    """`file:line` of the program that writes to the owner; empty where none is found."""
+    since: int
+    """The first step that kept more than the one before."""
+    every: int = Field(default=1, exclude_if=lambda value: value == 1)
+    """Steps at most from one that keeps more to the next."""
+    emptied: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The last step that left less than half of what the owner had had before, if that was more than it has now: it
+    grows again, and the peak was seen. None: there is none."""
+    until: int | None = None
+    """The step from which on it keeps no more, for the owner has a bound (`deque(maxlen=10)`); None: none is known."""
+    ends: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The last step before the program ends, or makes the owner anew (`preds = []` in the loop of its epochs); None:
+    not known."""
+    is_endless: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the program's code puts more into it and nothing there bounds it, or autograd's graph alone keeps it.
+    Where no end is known either, whether it goes on is not known."""
+
+    @property
+    def last(self) -> int | None:
+        """The step from which on it keeps no more, whatever ends it; None: not known."""
+        return min((each for each in (self.until, self.ends) if each is not None), default=None)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is kept for a backward."""
+        return self.holder.startswith(OF_GRAPH)
+
+    @property
+    def is_frames(self) -> bool:
+        """Whether an exception keeps it, with the functions that it came through."""
+        return self.holder.startswith(OF_FRAMES)
+
+
+class Schedule(Record):
+    """What a program does every so many steps, by a condition like `if step % 1000 == 0:`, or after its loop."""
+
+    place: str
+    """`file:line` of the condition, or of what follows the loop."""
+    every: int | None
+    """None: once its steps are over."""
+    counter: str = Field(default="", exclude_if=lambda value: not value)
+    """What it counts in the place of steps, as epochs: no recorded step changed it. Empty where it counts steps."""
+    calls: str = Field(default="", exclude_if=lambda value: not value)
+    """`file:line` where it calls a model and no step did; empty where it calls none."""
+
+
+def find_large(grown: Sequence[Growth]) -> list[Growth]:
+    """Those that keep a hundredth of all at least, in their order."""
+    whole = sum(each.nbytes for each in grown)
+    return [each for each in grown if 100 * each.nbytes >= whole]
+
+
+# --- what a program takes of the host's memory ------------------------------------------------------------------------
+
+
+class HostUse(Record):
+    """The most that a program had at once in the host's memory, its loader's workers included.
+
+    Pages of files are not counted, which a system drops where it needs the room: libraries, mapped checkpoints.
+    """
+
+    peak_bytes: Bytes | None
+    """All that follows, but for the pages of files. None where the system does not say what a process has."""
+    after_bytes: Bytes | None = None
+    """The same when its last round was over; None where there was none, or that is not known."""
+    by_round: Many[Bytes] = Field(default=(), exclude_if=lambda value: not value)
+    """The same whenever a round was over, set-up before the first."""
+    peak_round: Count | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The number of the round in which the peak came: 0 for set-up. None where that is not known."""
+    place: str = ""
+    """`file:line` of the program that ran then; empty where none of its own did."""
+    call: str = ""
+    """What that line had called (`from_pretrained`); empty for nothing in Python. Untrusted text."""
+    process_bytes: Bytes | None
+    """Measured: the resident memory of the process at the peak, without what fxmem itself has there."""
+    pretended_bytes: Bytes = 0
+    """Counted at the peak: tensors on the host that have no memory here, such as a model before it moves to a card."""
+    workers: Count = 0
+    """Other processes that the program had at the peak, its loaders' workers above all."""
+    workers_bytes: Bytes = 0
+    """Measured: what they had for themselves, and share with no other process."""
+    batches_bytes: Bytes = 0
+    """Counted: batches in shared memory, those that the program holds and those that wait for it."""
+    worker_adds_bytes: Bytes | None = None
+    """What one more worker of the last data loader adds: its own memory and the batches that it loads ahead. None
+    where no loader had workers, or the system does not say."""
+    copied_bytes: Bytes | None = Field(default=0, exclude_if=lambda value: value == 0)
+    """Counted: what forked workers of loaders may have more, once each has read all of its dataset: to read a Python
+    object writes its count of references, so that the worker gets a copy of its page.
+    By a sample; an upper bound. None: too many to look at."""
+    pinned_bytes: Bytes = 0
+    """Counted: the most that PyTorch's allocator of pinned memory had, in its powers of two."""
+    files_bytes: Bytes | None = None
+    """Measured: pages of files in memory at the peak, which the sum leaves out. None where they are not known."""
+    limit_bytes: Bytes | None = None
+    """What the host has, as the user says; None where nothing is said."""
+    growth_bytes: Bytes | None = None
+    """How many bytes more of what came from the card are kept on the host after each step: as `growth_bytes` of the
+    card."""
+    grown: Many[Growth] = ()
+    """Who keeps it, the most first."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits the limit; None where either is not known, or `is_open`."""
+        if self.limit_bytes is None or self.peak_bytes is None or self.most_bytes is None:
+            return None
+        return False if self.peak_bytes > self.limit_bytes else self.most_bytes <= self.limit_bytes or None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it fits the limit as it was seen, and not where workers copy as much as they may."""
+        return self.fits is None and self.limit_bytes is not None and self.peak_bytes is not None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The peak where each worker has read all of its dataset, as far as that is known."""
+        return None if self.peak_bytes is None else self.peak_bytes + (self.copied_bytes or 0)
+
+
+# --- the batch of an epoch that decides, and a long run over batches of varied lengths --------------------------------
+
+
+class LengthChange(Record):
+    """What a change of the allocator's settings, or of the batches, makes of a long run."""
+
+    change: str
+    """In words."""
+    reserved_bytes: Bytes
+    """After `LongestBatch.compared_steps` steps."""
+
+
+class LongestBatch(Record):
+    """The batch with the highest peak of an epoch whose batches have different lengths, and a run over many of them."""
+
+    place: str = ""
+    """`file:line` that goes through the loader; empty where that is not known."""
+    batches: Count
+    """Of the epoch, as far as it was read."""
+    stopped: str = ""
+    """Why the epoch was not read to its end; empty where it was."""
+    number: int
+    """The batch with the highest peak, from 1; the largest one where no peak is known."""
+    shape: Many[int]
+    """Of its largest tensor."""
+    unproved: str = ""
+    """Why nothing is known of lengths that were not run; empty where their sizes are proved."""
+    requested_bytes: Bytes | None = None
+    """Peak of the step with this batch; None where nothing is proved."""
+    allocated_bytes: Bytes | None = None
+    """None also without a card."""
+    steps: Count = 0
+    """Steps that were replayed."""
+    reserved_bytes: Bytes | None = None
+    """After these."""
+    full_at: int | None = None
+    """The step at which the card has no more memory; None where there is none within `steps`."""
+    compared_steps: Count = 0
+    """Steps over which changes are compared."""
+    compared_bytes: Bytes | None = None
+    """Reserved after these as it is."""
+    changes: Many[LengthChange] = ()
+    """What each would reserve, the least first."""
