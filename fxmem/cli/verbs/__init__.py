@@ -7,6 +7,7 @@ A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -21,8 +22,10 @@ _OF_STEPS: Final = (
     "show", "graph", "report", "serve", "export",  # a closer look
 )  # fmt: skip
 _OF_FXMEM: Final = ("help", "doctor", "schema", "mcp", "completion")
-VERBS = (*_OF_STEPS, *_OF_FXMEM)
-"""The verbs, in the order `fxmem --help` lists them."""
+_FOUND: Final = {path.stem.replace("_", "-") for path in Path(__file__).parent.glob("[a-z]*.py")}
+_LISTED: Final = (*_OF_STEPS, *sorted(_FOUND - {*_OF_STEPS, *_OF_FXMEM}))
+VERBS = (*_LISTED, *_OF_FXMEM)
+"""The verbs, in the order `fxmem --help` lists them; one that has no place yet comes after those of steps."""
 _EXAMPLES = """\
 examples:
   fxmem run --target rtx4090 train.py --batch-size 16
@@ -35,7 +38,7 @@ class _Commands(Parser):
 
     def format_help(self) -> str:
         """The usage, the commands and a few examples."""
-        listed = [f"  {verb:<11}{load(verb).BRIEF}" for verb in _OF_STEPS]
+        listed = [f"  {verb:<11}{load(verb).BRIEF}" for verb in _LISTED]
         others = f"  {', '.join(_OF_FXMEM)}, --version: of fxmem itself"
         asked = "`fxmem COMMAND --help` has a command's options, `fxmem help step` every step's."
         return (
