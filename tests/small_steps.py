@@ -57,7 +57,7 @@ def small_model(seed: int) -> nn.Sequential:
 
 def without_hidden_memory() -> AbstractContextManager[Any]:
     """Steps whose kernels allocate nothing for themselves: the simulator knows only what operators make."""
-    return mock.patch.object(CpuCollector, "look", lambda *_: None)  # noqa: PT008 - a mock would keep the tensors
+    return mock.patch.object(CpuCollector, "find_hidden", lambda *_: None)  # noqa: PT008 - a mock would keep the tensors
 
 
 @functools.cache

@@ -6,11 +6,11 @@ What a planner says of a plan's peak is an estimate; a promise needs the plan ap
 (`fxmem.whatif.verified_plan`).
 """
 
-from fxmem.planning.estimate import PlanFinder
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchPath
 from fxmem.planning.operators.offload_planner import OffloadPlanner
 from fxmem.planning.operators.offloads import HostLink
 from fxmem.planning.operators.planner import OperatorPlanner
+from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.planner import Planner

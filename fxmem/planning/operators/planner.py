@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fxmem.planning import tuning
-from fxmem.planning.estimate import PlanFinder
 from fxmem.planning.lookups import group
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.choices import RecomputeChoice
@@ -17,6 +16,7 @@ from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import Offloads
 from fxmem.planning.operators.region_choices import RegionChoices
 from fxmem.planning.operators.reruns import RerunCutter
+from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.names import Application

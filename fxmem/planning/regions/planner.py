@@ -14,8 +14,8 @@ from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning import tuning
-from fxmem.planning.estimate import PlanFinder
 from fxmem.planning.lookups import find_reads, group, last_needed, ops_by_node
+from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.candidates import (
     Span,
     frees,
