@@ -42,11 +42,6 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     yield from _program_step(run) if run.is_program else _template_step(run)
     yield from _loss(run)
     yield from _compiled_functions(run.recording)
-    if run.recording.ran_scripted and run.recording.target.device == "cuda":
-        yield (
-            "model",
-            "TorchScript fuses no kernels; where it does on a card, temporaries within them are not allocated",
-        )
     yield from (("kernels", text) for text in run.recording.packages.assumptions())
     yield from (("values", text) for text in values.routing.assumptions())
     yield from _compiled_step(run.step.compiled)
