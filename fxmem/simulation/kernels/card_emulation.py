@@ -344,17 +344,17 @@ def target_kernels(target: Target) -> Iterator[None]:
 
 
 _HOST_LIBRARIES: Final = {
-    "package_operators.functional": package_operators.patch_functions,
-    "package_operators.ops.op_builder.builder": package_operators.patch_builders,
-    "package_operators.runtime.pipe.engine": package_operators.patch_pipes,
+    "bitsandbytes.functional": package_operators.patch_functions,
+    "deepspeed.ops.op_builder.builder": package_operators.patch_builders,
+    "deepspeed.runtime.pipe.engine": package_operators.patch_pipes,
 }
 """By the module, what is patched where a library is imported, on every target."""
 _LIBRARIES: Final = {
     **_HOST_LIBRARIES,
     "torch.utils.cpp_extension": _refuse_to_build,
-    "package_operators._cpp_lib": package_operators.say_built,
-    "package_operators.ops.fmha.common": package_operators.say_built,
-    "package_operators.ops.fmha.dispatch": package_operators.dispatch_on_card,
+    "xformers._cpp_lib": package_operators.say_built,
+    "xformers.ops.fmha.common": package_operators.say_built,
+    "xformers.ops.fmha.dispatch": package_operators.dispatch_on_card,
 }
 """The same on a card."""
 
