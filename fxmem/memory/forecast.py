@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import DEFAULT_SETTINGS
 from fxmem.records.parts import Growth
 from fxmem.records.profile import Profile
-
-_WORTH_SAYING: Final = 50
-"""Growth that ends is worth saying where it comes to this share of the card, one in so many."""
 
 
 class Forecast(NamedTuple):
@@ -52,14 +49,6 @@ def forecast(profile: Profile) -> Forecast | None:
         return Forecast(tuple(points), is_full=False)
     full = program.full_at or step + 1 + (memory - alive) // DEFAULT_SETTINGS.round_size(rate)
     return Forecast((*points, (full, memory)), is_full=True)
-
-
-def is_worth_saying(profile: Profile) -> bool:
-    """Whether what a program keeps more of may go on, or comes to a fiftieth of the card by its end."""
-    ahead, memory = forecast(profile), room_bytes(profile.target)
-    if ahead is None or ahead.is_full or memory is None:
-        return True
-    return _WORTH_SAYING * (ahead.points[-1][1] - ahead.points[0][1]) >= memory
 
 
 def is_proved(growth_bytes: int, grown: Sequence[Growth]) -> bool:

@@ -16,7 +16,6 @@ from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, sum_figures
-from fxmem.memory.forecast import is_worth_saying
 from fxmem.memory.module_tree import describe
 from fxmem.memory.user_code import find_place
 from fxmem.records.names import BUCKET, OWN_LOSS, PLANS_BY_TIMING
@@ -287,9 +286,7 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
     certain, fitting is not.
     """
-    program, growth, keeps = profile.step.program, "", None
-    if peak.at_least or is_worth_saying(profile):
-        growth = describe_growth(profile, has_run_out=peak.at_least)
+    program, growth, keeps = profile.step.program, describe_growth(profile, has_run_out=peak.at_least), None
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = compare_with_target(profile, peak)
     if budget is not None:

@@ -449,7 +449,7 @@ ALLOWED = {
     ): "a call of a torch function with as many arguments as it is given",
     ("cli/step.py", "importlib.util.find_spec"): "whether torch is installed",
     ("show/export/formats/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
-    ("simulation/stand_ins/memory_history.py", "pickle.dump"): "the same, where a program asks for it",
+    ("simulation/stand_ins/cuda.py", "pickle.dump"): "the same, where a program asks for it",
     ("validation/measure_cuda.py", "subprocess.run"): "nvidia-smi",
     ("validation/measure_program.py", "subprocess.run"): "this Python, with the program that the command line names",
     ("cli/specs/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fxmem.memory.allocator import complete_timeline
-from fxmem.memory.forecast import forecast, is_worth_saying
+from fxmem.memory.forecast import forecast
 from fxmem.records.parts import Growth
 from fxmem.records.profile import Phase, Profile, ProgramRun, Round
-from fxmem.show.facts import find_fit
-from fxmem.show.run_growth import describe_growth, growth_facts
+from fxmem.show.run_growth import describe_growth
 from tests.profiles import small_profile
 
 MIB = 1 << 20
@@ -67,17 +65,3 @@ def test_a_part_that_is_not_known_leaves_the_whole_unknown() -> None:
     assert forecast(run_of(growth(is_endless=True), other, growth_bytes=2 * MIB)) is None
     small = other.model_copy(update={"nbytes": MIB // 200})  # a loss beside its graph
     assert forecast(run_of(growth(is_endless=True), small, growth_bytes=MIB + MIB // 200)) is not None
-
-
-@pytest.mark.parametrize(
-    ("known", "expected"),
-    [({"until": 30}, False), ({"until": 60}, True), ({"is_endless": True}, True), ({}, True)],
-)
-def test_what_ends_before_it_takes_much_is_not_worth_the_first_line(
-    known: dict[str, int | bool], expected: bool
-) -> None:
-    """A fiftieth of 2 GiB is 41 steps of a MiB at most."""
-    profile = run_of(growth(**known))
-    assert is_worth_saying(profile) is expected
-    assert find_fit(profile, complete_timeline(profile, {}).peak).is_growing is expected
-    assert any(fact.label == "Grows" for fact in growth_facts(profile.step))
