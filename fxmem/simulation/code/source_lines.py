@@ -262,6 +262,13 @@ def user_line(file: str, line: int, function: str) -> SourceLine:
     return SourceLine(file=file, line=line, function=function, code=linecache.getline(file, line).strip())
 
 
+def forget_lines(file: str) -> None:
+    """Forget the text of a file that another may have the name of: a script is known by the name that it was given."""
+    linecache.checkcache(file)
+    user_line.cache_clear()
+    _exact_types_line.cache_clear()
+
+
 def innermost_user_line(error: BaseException) -> SourceLine | None:
     """Where in the user's own code (neither torch's nor ours) an error came from."""
     found = None

@@ -25,6 +25,7 @@ from fxmem.records.profile import Report, Target
 from fxmem.records.units import package_path
 from fxmem.simulation.code.profiled_step import ReportedStep
 from fxmem.simulation.code.round_rule import Enough
+from fxmem.simulation.code.source_lines import forget_lines
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings
 from fxmem.simulation.processes.sandbox.process import run_apart
 from fxmem.simulation.program.command import Launch, notebook_cells
@@ -136,6 +137,7 @@ def launch_apart(
         FxmemError: as `launch` or its result's `profile`, ranks wait for each other, or the program's process ended by
             itself.
     """
+    forget_lines(program.program)
     program = find_started(program)
     check_program(program)
     _import_for_recordings()
@@ -262,6 +264,7 @@ def run_as_main(
 
 def _run_there(program: Launch, place: Mapping[str, str] | None) -> None:
     """Run a program until it ends, or starts another in its place."""
+    forget_lines(program.program)
     with (
         handing_over(program),
         torch_common.replace(sys, "argv", [program.program, *program.arguments]),

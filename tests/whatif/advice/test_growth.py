@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,16 @@ def test_a_line_keeps_it_on_the_host(tmp_path: Path, line: str, owner: str, writ
     assert let_go(str(path), 2, owner) == (f"{written}\n" if written else "")
 
 
+@pytest.fixture
+def _other_train(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script of the same name was read in this process before."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("other"))
+    Path("train.py").write_text("print(1)\n", encoding="utf-8")
+    assert linecache.getlines("train.py") == ["print(1)\n"]
+
+
 @pytest.mark.truth
+@pytest.mark.usefixtures("_other_train")
 def test_edits_of_a_program_s_files_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in (("train.py", PROGRAM), ("meter.py", METER)):
