@@ -68,6 +68,7 @@ def _other_train(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     """A script of the same name was read in this process before."""
     monkeypatch.chdir(tmp_path_factory.mktemp("other"))
     Path("train.py").write_text("print(1)\n", encoding="utf-8")
+    linecache.checkcache("train.py")
     assert linecache.getlines("train.py") == ["print(1)\n"]
 
 
