@@ -126,16 +126,17 @@ def list_files(
         before, name = os.lstat(path) if os.path.lexists(path) else None, name_from_here(path)
         if not place:
             found.append(WrittenFile(path=name, change="removed"))
-        elif before is None or (
-            os.lstat(place).st_ctime_ns >= begun_ns and not _are_alike(path, before, place, os.lstat(place))
-        ):
+        elif before is None or not _are_alike(path, before, place, begun_ns):
             change: FileChange = "new" if before is None else "changed"
             found.append(WrittenFile(path=name, nbytes=os.lstat(place).st_size, change=change))
     return tuple(sorted(found, key=lambda each: each.path))
 
 
-def _are_alike(path: str, before: os.stat_result, place: str, now: os.stat_result) -> bool:
+def _are_alike(path: str, before: os.stat_result, place: str, begun_ns: int) -> bool:
     """Whether a file is a copy that nothing was written to."""
+    now = os.lstat(place)
+    if now.st_ctime_ns < begun_ns:
+        return True
     if stat.S_ISLNK(before.st_mode) and stat.S_ISLNK(now.st_mode):
         return os.readlink(path) == os.readlink(place)
     return (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)

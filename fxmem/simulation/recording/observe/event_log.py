@@ -278,7 +278,7 @@ class StepLog:
         for part in torch_wrappers.parts(tensor):
             index = self.note_part(part)
             if index is not None and self.storages[index].stream != stream:
-                self.waits.used_on.setdefault(index, {})[stream] = None
+                self.waits.note_use(index, stream)
 
     def note_wait(self, done: Done | None) -> None:
         """Note that the host has waited for streams: blocks that waited for the same are free."""

@@ -21,6 +21,10 @@ class StreamWaits:
         self._waiting.clear()
         self.free_by.clear()
 
+    def note_use(self, storage: int, stream: int) -> None:
+        """Another stream uses a storage."""
+        self.used_on.setdefault(storage, {})[stream] = None
+
     def note_freed(self, storage: int, moment: int) -> None:
         """A storage that other streams use was freed at this moment of theirs."""
         self._waiting[storage] = frozenset(self.used_on[storage]), moment
