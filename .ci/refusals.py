@@ -99,7 +99,7 @@ ANALYSES = (
     ("fxmem.simulation.step.generation.recorded_generation", "generate_step"),
     ("fxmem.whatif.program_step", "launch_apart"),
     ("fxmem.whatif.program_step", "_in_another_process"),
-    ("fxmem.validation.validate_program", "measure_program"),
+    ("fxmem.validation.validate", "measure_program"),
     ("fxmem.validation.validate", "read_snapshot"),
     ("fxmem.whatif.fits", "run_forked"),
     ("fxmem.cli.output", "write_page"),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # what a type checker sees of the table below
     from fxmem.simulation.step.generation import Generation as Generation
     from fxmem.simulation.step.generation import generate as generate
     from fxmem.validation.validate import validate as validate
-    from fxmem.validation.validate_program import validate_program as validate_program
+    from fxmem.validation.validate import validate_program as validate_program
     from fxmem.whatif.advice import advise as advise
     from fxmem.whatif.card_fit import cards as cards
     from fxmem.whatif.kv_cache import kv_cache as kv_cache
@@ -53,8 +53,7 @@ _HOMES = {
         "simulation.program": "RecordedProgram mark mark_step record",
         "simulation.step.analysis": "Analysis analyze",
         "simulation.step.generation": "Generation generate",
-        "validation.validate": "validate",
-        "validation.validate_program": "validate_program",
+        "validation.validate": "validate validate_program",
         "whatif.advice": "advise",
         "whatif.card_fit": "cards",
         "whatif.kv_cache": "kv_cache",

@@ -102,10 +102,10 @@ def others_frozen() -> Iterator[None]:
 @pytest.fixture
 def others_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program has the modules of its test alone: others have names like its own, and much to look through."""
-    from fxmem.simulation.code import holder_names, loaded_modules
+    from fxmem.simulation.code import round_rule, source_lines
     from fxmem.simulation.recording import residents
 
-    find_all, own = loaded_modules.program_modules, {"bounded_meter", "causing", "growing", request.path.stem}
+    find_all, own = source_lines.program_modules, {"bounded_meter", "causing", "growing", request.path.stem}
 
     def find() -> list[tuple[str, dict[str, Any]]]:
         found = []
@@ -115,10 +115,10 @@ def others_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         return found
 
     # A frame of this file would be the program's, and where it was when its memory rose.
-    find.__code__ = find.__code__.replace(co_filename=loaded_modules.__file__)
-    monkeypatch.setattr(loaded_modules, "program_modules", find)
+    find.__code__ = find.__code__.replace(co_filename=source_lines.__file__)
+    monkeypatch.setattr(source_lines, "program_modules", find)
     monkeypatch.setattr(residents, "program_modules", find)
-    monkeypatch.setattr(holder_names, "program_modules", find)
+    monkeypatch.setattr(round_rule, "program_modules", find)
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import fxmem
 from fxmem import analyze, checkpointing
 from fxmem.errors import ExceededError
-from fxmem.records.names import Application
 from fxmem.records.plan import Region
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from tests.simulated_steps import Simulator

@@ -303,7 +303,7 @@ def imports_from_outside() -> Iterator[tuple[str, str]]:
 
 
 def room_of(module: str) -> str:
-    """`memory` of `fxmem.memory.allocator.replay`; empty for the package itself."""
+    """`memory` of `fxmem.memory.allocator.peak`; empty for the package itself."""
     return module.partition(".")[2].partition(".")[0]
 
 
@@ -416,19 +416,19 @@ PROCESS_STATE = {
     "fxmem/_torch/fakes.py: _shared_tables": "a cache of fake kernels' results, the oldest first to go",
     "fxmem/hardware/operators/registry.py: OPERATORS": "the rows of operators, filled when the package is imported",
     "fxmem/hardware/operators/registry.py: _BY_PREFIX": "the rows of whole groups of operators, filled likewise",
-    "fxmem/memory/allocator/replay.py: _known": "what loops were replayed to; each goes with its profile",
+    "fxmem/memory/allocator/peak.py: _known": "what loops were replayed to; each goes with its profile",
     "fxmem/memory/findings/__init__.py: _known": "what was found in timelines; each goes with its timeline",
     "fxmem/records/pause_gc.py: _rest": "who is within `pause_gc`; the last to leave turns the collector on again",
     "fxmem/simulation/kernels/kernel_settings.py: _CUDNN": "cuDNN's version in this context, reset where it was set",
     "fxmem/simulation/kernels/card_emulation.py: _active": "the cards entered on this thread; each leaves when it ends",
     "fxmem/simulation/kernels/card_emulation.py: _last": "the last card's generation: another makes torch forget",
-    "fxmem/simulation/kernels/composites.py: COMPOSITES": "operators that run as others, filled when they are imported",
+    "fxmem/simulation/kernels/inner_ops.py: COMPOSITES": "operators that run as others, filled when they are imported",
     "fxmem/simulation/kernels/fake_kernels.py: EVERYWHERE": "kernels for every device, filled when it is imported",
     "fxmem/simulation/kernels/fake_kernels.py: FAKE_KERNELS": "kernels for cards, filled when it is imported",
     "fxmem/simulation/kernels/fake_kernels.py: _passing": "what checks of data answer; restored where it was changed",
     "fxmem/simulation/kernels/subclass_ways.py: _linear_runs": "the calls of `linear` that run, till each ends",
     "fxmem/simulation/asked/known_values.py: _factory_calls": "a cache of which calls make known values",
-    "fxmem/simulation/code/loaded_modules.py: _libraries": "libraries' modules; another of the name takes one's place",
+    "fxmem/simulation/code/source_lines.py: _libraries": "libraries' modules; another of the name takes one's place",
     "fxmem/simulation/processes/fork.py: _turn": "which thread analyses; released when it is done",
     "fxmem/simulation/program/recorded_program.py: _active": "the recording under way; leaves when it ends",
 }

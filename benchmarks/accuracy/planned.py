@@ -13,8 +13,8 @@ import torch
 
 import fxmem
 from fxmem.planning import OperatorPlanner
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import analyze_step
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import verified_plan

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from benchmarks.planning.lower_bound import Relaxation, relax
 from fxmem.errors import EnvironmentLacksError, UsageError
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile
+from fxmem.records.units import Application
 
 EFFORT: Final = 4.0
 """Deterministic work of the search, unless another is given."""

@@ -20,7 +20,7 @@ from benchmarks.planning.certificate import certify
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import ExceededError
-from fxmem.records.names import Application
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis, analyze_step
 from fxmem.simulation.step.request import StepRequest
 

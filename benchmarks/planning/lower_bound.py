@@ -37,8 +37,8 @@ from fxmem.hardware.op_classes import is_product
 from fxmem.planning.lookups import Bools, Ints, group, ops_by_node, results_by_op
 from fxmem.planning.regions.candidates import module_spans
 from fxmem.planning.regions.cost_tables import CostTables
-from fxmem.records.names import Application
 from fxmem.records.profile import Kind, Phase, Profile
+from fxmem.records.units import Application
 
 _SMALL_STORAGES: Final = 1000
 """Storages that together are less than this part of the budget are not counted. Chosen, not measured: a program of

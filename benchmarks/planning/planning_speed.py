@@ -21,7 +21,7 @@ from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import OperatorPlanner, Planner
-from fxmem.records.names import Application
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis, analyze_step
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import verified_plan

@@ -58,8 +58,8 @@ from benchmarks.planning.plan_table import (
 from fxmem.cli.specs import build_model
 from fxmem.errors import ExceededError
 from fxmem.hardware.step_time import step_seconds
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import default_loss

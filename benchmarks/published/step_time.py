@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import RESULTS
-from fxmem.hardware.cards import CATALOGUE, Rates
+from fxmem.hardware.catalogue import CATALOGUE, Rates
 
 HERE = Path(__file__).parent
 DATA = HERE / "step_times.json.xz"

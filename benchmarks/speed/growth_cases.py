@@ -117,7 +117,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     from fxmem.hardware.step_time import step_seconds
     from fxmem.memory import allocator, by_layer, by_line, comparison, liveness, report_reader
     from fxmem.planning import estimate
-    from fxmem.records.names import Application
+    from fxmem.records.units import Application
     from fxmem.show import export, graph, html, plots, text
 
     timeline = liveness.timeline(report)

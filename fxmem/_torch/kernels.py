@@ -6,21 +6,27 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 import torch.nn.modules.rnn
 import torch.overrides
 from torch._subclasses import fake_impls, fake_tensor
-
-# The context `with torch.device(...)` and `torch.set_default_device` put on the function-mode stack (since 2.0).
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._device import DeviceContext
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch.common import add, nested, wrap
+
+# The context `with torch.device(...)` and `torch.set_default_device` put on the function-mode stack (since 2.0).
+
 
 SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
 """The builtin behind `torch.nn.functional.scaled_dot_product_attention` (since 2.0); the same object."""
@@ -185,3 +191,123 @@ def views_of_zeros() -> Iterator[None]:
 CONVOLUTION_CHOICES: Final = ((torch._C, "_select_conv_backend"), (torch._C, "_conv_determine_backend_memory_format"))
 """How the fake convolution learns which library would run and in which layout (torch/_subclasses/fake_impls.py, `conv`,
 since 1.13)."""
+
+
+# Names of Triton that launch a kernel, each with why and since when. Triton comes with torch's CUDA wheel; nothing
+#
+# here imports it.
+#
+# A kernel launched from Python (`kernel[grid](...)`) writes to tensors it is given. It allocates nothing that torch's
+# allocator knows of, so for memory it need not run; without a GPU it could not.
+
+
+def observe_launches(
+    on_launch: Callable[[str, tuple[Any, ...]], None], on_choice: Callable[[str], None]
+) -> AbstractContextManager[None]:
+    """On this thread, kernels are not launched; `on_launch(name, arguments)` is called in their place.
+
+    A program may ask which configuration of a kernel is the fastest, which is timed when it is launched: it gets the
+    first, after `on_choice(name)`.
+
+    `JITFunction.run` and `Autotuner.run` (since 2.0), which runs the former to time it, `Autotuner.best_config`, which
+    that sets. Where Triton has not been imported there are no kernels yet.
+    """
+
+    def run(original: Any, kernel: Any, *args: Any, **kwargs: Any) -> None:
+        on_launch(_name(kernel), (*args, *kwargs.values()))
+
+    def find(kernel: Any, name: str) -> Any:
+        if name != "best_config":
+            raise AttributeError(name)
+        on_choice(_name(kernel))
+        return kernel.configs[0]
+
+    classes = ("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")
+    owners = [getattr(sys.modules.get(where), name, None) for where, name in classes]
+    launches = [wrap(owner, "run", run, here=True) for owner in owners if owner is not None]
+    return nested(*launches, *(add(owner, "__getattr__", find) for owner in owners[1:] if owner is not None))
+
+
+def _name(kernel: Any) -> str:
+    function = getattr(kernel, "base_fn", None) or getattr(kernel, "fn", kernel)
+    return str(getattr(function, "__name__", "kernel"))
+
+
+# Private names of torch's profiler and dispatcher, each with why and since when.
+#
+# The public profiler gives each operator's net memory but neither the single allocations nor their addresses.
+
+
+_PRIVATE: Final[Any] = torch._C._profiler
+_ALLOCATION: Final = _PRIVATE._ExtraFields_Allocation
+_OPERATOR: Final = _PRIVATE._ExtraFields_TorchOp
+_FUNCTION: Final = int(_PRIVATE.RecordScope.FUNCTION)
+"""To compare what pybind makes of C++'s enumerations takes several times as long as to compare types and numbers."""
+
+
+def profiler(**settings: Any) -> profile:
+    """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`,
+    there in 2.11)."""
+    config: Any = torch._C._profiler._ExperimentalConfig
+    # acc_events: else it warns of cycles.
+    return _Profile(
+        acc_events=True,
+        activities=[ProfilerActivity.CPU],
+        profile_memory=True,
+        experimental_config=config(capture_overload_names=True),
+        **settings,
+    )
+
+
+class _Profile(profile):
+    """Keeps the log and makes no statistics of it. Those take as long as a small model's step."""
+
+    def stop_trace(self) -> None:
+        """As the profiler does (`torch.autograd.profiler.profile.acc_events`, since 2.5)."""
+        inner: Any = self.profiler
+        inner.acc_events = False
+        super().stop_trace()
+
+
+def event_tree(profiled: profile) -> list[Any]:
+    """Operators and allocations, nested by time and thread (`_ProfilerResult.experimental_event_tree`, since 1.13)."""
+    results: Any = profiled.profiler
+    return list(results.kineto_results.experimental_event_tree())
+
+
+def is_allocation(entry: Any) -> bool:
+    """Whether an entry of the tree is an allocation or a free (`_ExtraFields_Allocation`, since 1.13)."""
+    return type(entry.extra_fields) is _ALLOCATION
+
+
+def thread(entry: Any) -> int:
+    """The thread that an entry of the tree was recorded in (`_ProfilerEvent.start_tid`, since 1.13)."""
+    return int(entry.start_tid)
+
+
+def is_function(entry: Any) -> bool:
+    """Whether the dispatcher or autograd recorded this entry as a call. It is then no backward node and no user's mark
+    (`RecordScope`, since 1.13)."""
+    fields = entry.extra_fields
+    return type(fields) is _OPERATOR and int(fields.scope) == _FUNCTION
+
+
+@functools.cache
+def is_composite(name: str) -> bool:
+    """Whether an operator is taken apart before autograd and dispatch modes see it, e.g. `aten::conv2d`.
+
+    The rule is the dispatcher's own (`OperatorEntry::computeDispatchTableEntryWithDebug`, aten/src/ATen/core/dispatch):
+    a CompositeImplicitAutograd kernel serves AutogradCPU where neither it nor CPU has a kernel.
+    `torch._C._dispatch_has_kernel_for_dispatch_key` (since 1.8); a name that is no operator counts as composite.
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:
+        return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "AutogradCPU")
+    except RuntimeError:
+        return True
+
+
+@functools.cache
+def has_autocast(name: str) -> bool:
+    """Whether autocast on the CPU has a rule for an operator."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")

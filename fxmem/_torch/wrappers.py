@@ -11,10 +11,11 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.nested._internal import nested_tensor, sdpa
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
 from fxmem._torch.common import FakeTensor, HigherOrderOperator, nested, no_modes, wrap
@@ -283,3 +284,58 @@ def observe_scripted(on_call: Callable[[], None]) -> Iterator[None]:
         torch._C._jit_set_texpr_fuser_enabled(fuses)
         for function in called.values():
             function._debug_flush_compilation_cache()
+
+
+# Private names of torch for jagged tensors, with why and since when.
+#
+# The length of a jagged dimension is a *nested int*, one for each tensor of offsets (`torch.nested._internal`, 2.1).
+# FakeTensorMode makes them of symbols, and without a `ShapeEnv` it has none. Here a fake has a nested int as a real
+# tensor has, in the same registry, so that they stay equal where a tensor goes to the card and back.
+
+
+ATTENTION: Final = sdpa
+"""Where attention of jagged tensors chooses its kernel (since 2.2)."""
+
+
+@contextlib.contextmanager
+def fakes_have_nested_ints() -> Iterator[None]:
+    """Let jagged tensors be made of FakeTensors, and moved (`FakeTensor.get_nested_int` and `nested_int_memo`, 2.4)."""
+    registry: Any = nested_tensor._tensor_symint_registry
+
+    def get_nested_int(original: Callable[..., Any], offsets: Any, *, coeff: Any = 1) -> Any:
+        if offsets.fake_mode.shape_env is None:
+            if offsets.nested_int_memo is None:
+                offsets.nested_int_memo = registry.get(offsets) or _make_nested_int()
+            registry[offsets] = offsets.nested_int_memo
+        return original(offsets, coeff=coeff)
+
+    host: Any = torch.Tensor
+    host.nested_int_memo = property(registry.get)  # read where a tensor of the host moves
+    try:
+        with wrap(FakeTensor, "get_nested_int", get_nested_int):
+            yield
+    finally:
+        del host.nested_int_memo
+
+
+def known_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a tensor; of a jagged one that of all its rows, one after another."""
+    values: Any = tensor
+    return tuple((values._values if isinstance(tensor, nested_tensor.NestedTensor) else tensor).shape)
+
+
+def pad(tensor: torch.Tensor) -> torch.Tensor:
+    """A jagged tensor on meta with each sequence as long as the longest (`NestedTensor._max_seqlen`); another as is."""
+    if not isinstance(tensor, nested_tensor.NestedTensor):
+        return tensor
+    jagged: Any = tensor
+    longest = jagged._get_max_seqlen()
+    shape = [longest if isinstance(size, torch.SymInt) else size for size in tensor.shape]
+    with no_modes():
+        return torch.empty(shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
+
+
+def _make_nested_int() -> Any:
+    made = torch._C._get_nested_int(nested_tensor._tensor_id_counter, 1)
+    nested_tensor._tensor_id_counter += 1
+    return made

@@ -18,10 +18,10 @@ twice is refused when a region is first run: see `audit`.
 
 from __future__ import annotations
 
-from fxmem._torch.gradient_release import release_gradients
+from fxmem._torch.autograd import release_gradients
 from fxmem.checkpointing.apply import apply, checkpoint, uncheckpoint
-from fxmem.checkpointing.fx_names import graph_names
-from fxmem.checkpointing.selective import keep
+from fxmem.checkpointing.fx_trace import graph_names
+from fxmem.checkpointing.recompute import keep
 from fxmem.checkpointing.tape.taped_model import record_survey
 
 __all__ = ["apply", "checkpoint", "graph_names", "keep", "record_survey", "release_gradients", "uncheckpoint"]

@@ -18,8 +18,8 @@ from fxmem.checkpointing.fx_rewrite import Rewritten
 from fxmem.checkpointing.recompute import Recomputation
 from fxmem.checkpointing.tape.taped_model import ByOperator
 from fxmem.errors import PlanWarning, UsageError, closest
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
+from fxmem.records.units import Application
 
 
 def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from fxmem import __version__
 from fxmem.errors import FxmemError, UsageError, one_line
-from fxmem.hardware.cards import CATALOGUE
-from fxmem.hardware.catalogue import target
+from fxmem.hardware.catalogue import CATALOGUE, target
 from fxmem.hardware.workspaces import ConvSignature, cache_directory, conv_workspaces, fetch_cudnn, find_cudnn
 from fxmem.records.units import format_bytes, printable
 from fxmem.show.terminal import columns, why_plain

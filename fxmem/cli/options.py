@@ -10,7 +10,7 @@ from typing import get_args
 from fxmem.cli.parser import OF_SUBJECT, Argument, argument, flag, grouped, repeatable
 from fxmem.cli.spec_names import SPEC_FORMS
 from fxmem.errors import UsageError
-from fxmem.records.names import (
+from fxmem.records.units import (
     AS_IS,
     CACHES,
     PRECISIONS,

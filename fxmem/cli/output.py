@@ -7,18 +7,22 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from fxmem.cli.options import ANALYSIS
+from fxmem.cli.parser import Argument
 from fxmem.cli.progress import say
+from fxmem.cli.step import is_report
 from fxmem.errors import FxmemError, UsageError
 from fxmem.show.terminal import columns, why_plain
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
     from fxmem.records.plan import Plan
-    from fxmem.records.profile import Report, Timeline
+    from fxmem.records.profile import Peak, Report, Timeline
 
 DRAWINGS = (".svg", ".png", ".pdf")
 """Endings of a drawing's file."""
@@ -158,7 +162,7 @@ def write_page(options: argparse.Namespace, name: str, report: Report, timeline:
 def _propose_plan(report: Report, timeline: Timeline) -> Plan | None:
     """A plan of modules that edits of the program's lines checkpoint, by the record alone; None where there is none."""
     from fxmem.planning import estimate
-    from fxmem.records.names import Application
+    from fxmem.records.units import Application
 
     with contextlib.suppress(FxmemError):
         return estimate.estimate(report, timeline.peak, "auto", None, Application.MODULES, edits_only=True)
@@ -180,7 +184,7 @@ def check_drawing(options: argparse.Namespace, option: str, name: str, *further:
     """Refuse a file of a drawing that cannot be written here, before the work; `further` are other endings."""
     check_file(options, option, name, (*DRAWINGS, *further))
     if (form := Path(name).suffix[1:]) in ("png", "pdf"):
-        from fxmem.show.converter import require_image
+        from fxmem.show.svg import require_image
 
         require_image(form)
 
@@ -190,7 +194,7 @@ def write_drawing(options: argparse.Namespace, name: str, svg: str) -> None:
     if name.endswith(".svg"):
         write_file(options, name, svg)
         return
-    from fxmem.show.converter import convert
+    from fxmem.show.svg import convert
 
     write_file(options, name, convert("png" if name.endswith(".png") else "pdf", svg))
 
@@ -226,3 +230,63 @@ def write_json(
     if options.json is not None:
         write_file(options, options.json, document() + "\n")
     return markdown if markdown and options.markdown == "-" else text()
+
+
+# The command that answers the next question, spelt out so that it can be pasted.
+
+
+def next_for(options: argparse.Namespace, report: Report) -> str:
+    """The command for the subject that the options of `SUBJECT` name."""
+    if options.run_program is not None:
+        ranks = options.ranks, options.rank
+        return "" if options.compile else next_for_program(report.target.name, options.run_program, ranks)
+    if is_report(options.model):
+        return next_for_report(options.model, report)
+    if options.mode == "generate":
+        return next_for_report(options.json or "-", report)
+    return next_for_model(options, report.peak)
+
+
+def next_for_model(options: argparse.Namespace, peak: Peak) -> str:
+    """How large a batch fits; what to change where the step does not fit, or nothing is known of that.
+
+    Advice is about eager code. Nothing for a compiled step where it is not known what fits.
+    """
+    compiled = options.compile is not None
+    if compiled and peak.fits is None:
+        return ""
+    verb = "max-batch" if peak.fits or compiled else "advise"
+    return shlex.join(["fxmem", verb, *(word for each in ANALYSIS for word in _spell(each, options))])
+
+
+def next_for_program(target: str, words: Sequence[str], ranks: Sequence[int | None] = ()) -> str:
+    """What to change in a program; `ranks` is how many it has, and which one ran."""
+    given = zip(("--ranks", "--rank"), ranks, strict=False)
+    place = [word for name, value in given if value is not None for word in (name, str(value))]
+    return shlex.join(["fxmem", "advise", "--target", target, *place, "--run", *words])
+
+
+def next_for_report(name: str, report: Report) -> str:
+    """All of a report in one page; where the step does not fit, where checkpoints go. Nothing for standard input."""
+    if name == "-":
+        return ""
+    if report.peak.fits is False and report.step.mode == "train" and report.step.program is None:
+        from fxmem.hardware.context import room_bytes
+
+        return shlex.join(["fxmem", "plan", name, "--budget", str(room_bytes(report.target))])
+    return shlex.join(["fxmem", "report", name, "--output", str(Path(name).with_suffix(".html")), "--open"])
+
+
+def _spell(each: Argument, options: argparse.Namespace) -> Iterator[str]:
+    """The words of an argument that was given; none if it has its default. `--quiet` is not worth repeating."""
+    name, value = each.names[-1], getattr(options, each.dest)
+    default = each.settings.get("default", False if each.settings.get("action") == "store_true" else None)
+    if not name.startswith("-"):
+        yield str(value)
+    elif value == default or name == "--quiet":
+        return
+    elif isinstance(value, bool):
+        yield name if value else f"--no-{name[2:]}"
+    else:
+        for item in value if isinstance(value, list) else [value]:
+            yield from (name, str(item))

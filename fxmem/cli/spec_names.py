@@ -18,7 +18,7 @@ from typing import Final
 
 from fxmem.cli import hub_models
 from fxmem.errors import UsageError, closest, unknown_name
-from fxmem.records.names import LOSSES, OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS
+from fxmem.records.units import LOSSES, OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS
 
 SPEC_FORMS: Final = (
     "torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"

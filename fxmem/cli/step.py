@@ -15,18 +15,17 @@ from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
-from fxmem.records.names import AS_IS, LOSSES, STEPS
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.units import exact_bytes, format_shape
+from fxmem.records.units import AS_IS, LOSSES, STEPS, exact_bytes, format_shape
 
 if TYPE_CHECKING:
     import torch
 
     from fxmem.cli.specs import BuiltModel
     from fxmem.memory.budget import Budget, BudgetShare
-    from fxmem.records.names import Mode
     from fxmem.records.plan import Plan
     from fxmem.records.profile import Report, Timeline
+    from fxmem.records.units import Mode
     from fxmem.simulation.code.profiled_step import ProfiledStep
     from fxmem.simulation.kernels.kernel_settings import KernelSettings
     from fxmem.simulation.step.analysis import Analysis
@@ -426,7 +425,7 @@ def _load_optimizer(text: str) -> Any:
 
 def load_callable(option: str, reference: str) -> Any:
     """Load the user's own function or class that an option names."""
-    from fxmem.cli.specs.references import importable, load
+    from fxmem.cli.specs.recipes import importable, load
     from fxmem.simulation.processes.process_guard import process_unchanged
 
     if not is_reference(reference):

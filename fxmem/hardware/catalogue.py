@@ -6,25 +6,108 @@ answers when it is asked for a workspace (the device properties).
 Figures and where they come from
 - Limits of an architecture: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the same
   numbers as code in NVIDIA/cccl, `libcudacxx/include/cuda/__device/arch_traits.h`.
-- Those of single cards: `fxmem.hardware.cards`.
+- Those of single cards: `fxmem.hardware.catalogue`.
 - What a process takes of the card beside the allocator's segments: `fxmem.hardware.context`.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import Field
 
 from fxmem.errors import UsageError
-from fxmem.hardware.cards import CATALOGUE
 from fxmem.hardware.releases import check_release
 from fxmem.records import json_reader
+from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Bytes, Record, Target
+
+# Every card that fxmem knows by name: the rows of `cards.toml` beside this file, as records.
+
+
+class Rates(Record):
+    """Peak rates of a card, as its vendor publishes them: dense, without sparsity."""
+
+    fp32: float
+    """FLOP/s of float32 on the CUDA cores; what matrix products take by default
+    (`torch.backends.cuda.matmul.allow_tf32` is off)."""
+    tf32: float
+    """FLOP/s of float32 convolutions, which cuDNN runs on tensor cores by default where there are any of that kind."""
+    half: float
+    """FLOP/s of float16 and, where there are any, bfloat16 products with float32 accumulation."""
+    bandwidth: float
+    """Bytes/s of the memory."""
+
+
+class Reached(Record):
+    """What a step's operators reach of a card's rates, fitted to times by `benchmarks/published/step_time.py`."""
+
+    products: float
+    """Share of the arithmetic rate in matrix products and attention."""
+    convolutions: float
+    """The same in convolutions."""
+    bandwidth: float
+    """Share of the memory's bandwidth."""
+    convolution_bandwidth: float
+    """The same in convolutions, which change their tensors' layout on the way."""
+    launch_seconds: float
+    """What an operator takes beside, on the card."""
+    issue_seconds: float
+    """What Python, autograd and the dispatcher take to issue an operator: the card waits for it. It hangs on the
+    machine's CPU."""
+    spread: tuple[float, float]
+    """Measured time over the estimate on models that were not fitted, 10th and 90th percentile."""
+    grounds: str
+    """Which steps these were, in words."""
+
+
+class Card(Record):
+    """A catalogue entry: a target and what else is known of its card."""
+
+    target: Target
+    aliases: tuple[str, ...] = ()
+    """Other names people give it."""
+    sold_gb: int = 0
+    """Its memory as it is sold, of which a driver reports less: the size that schedulers know it by."""
+    multi_processors: int = 0
+    sm_clock_mhz: int = 0
+    memory_clock_mhz: int = 0
+    l2_bytes: Bytes = 0
+    rates: Rates | None = None
+    """None: there is no estimate of a step's time."""
+    rates_source: str = ""
+    """Where its vendor publishes them."""
+    reached: dict[str, Reached]
+    """What is reached of them, at inference ("infer") and in training ("train")."""
+    source: str = ""
+    """Where the memory figure was seen."""
+
+
+def _read_catalogue() -> dict[str, Card]:
+    tables = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
+    reached: dict[tuple[str, str], Reached] = {}
+    for name, mode, row in ((name, *each) for name, modes in tables["reached"].items() for each in modes.items()):
+        micro = {f"{what}_seconds": row.pop(f"{what}_us") * 1e-6 for what in ("launch", "issue")}
+        reached[name, mode] = Reached(**row, **micro)
+    cards = {}
+    for name, row in tables["cards"].items():
+        sets = row.pop("reached", {"infer": "any", "train": "any"})
+        described = {field: row.pop(field) for field in row.keys() & Target.model_fields.keys()}
+        cards[name] = Card(
+            target=Target(**{"name": name, "device": "cuda", **described}),
+            reached={mode: reached[of, mode] for mode, of in sets.items()},
+            **row,
+        )
+    return cards
+
+
+CATALOGUE = _read_catalogue()
+"""Every target known by name."""
 
 
 class DeviceProperties(Record):
@@ -276,3 +359,44 @@ def _suggestion(name: str) -> str:
         return f"say which card: {', '.join(name for name in CATALOGUE if name != 'cpu')}"
     near = list(dict.fromkeys(_BY_KEY[key] for key in get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.6)))
     return (f"did you mean {' or '.join(near)}? Known are" if near else "expected one of") + f" {', '.join(CATALOGUE)}"
+
+
+# How fast cards send to each other and the host, and what NCCL takes.
+
+
+PER_MACHINE: Final = 8
+"""Cards of one machine."""
+_NVLINK: Final = {(7, 0): 150e9, (8, 0): 300e9, (9, 0): 450e9, (10, 0): 900e9}
+"""By compute capability, bytes a second in one direction between the cards of a machine: NVIDIA's data sheets of V100,
+A100, H100 and B200, in their SXM form."""
+_NETWORK: Final = 50e9
+"""Between machines: one port of 400 Gbit/s for each card, as in a DGX H100."""
+_HOST: Final = {7: 12.2e9, 8: 26.0e9, 9: 55.6e9, 10: 55.6e9, 12: 55.6e9}
+"""By major compute capability, bytes a second in one direction between a card and pinned memory of the host, as
+measured over 16 lanes of the PCI Express that such cards have. 3.0: CUDA's bandwidthTest in pull request 82 of
+mpicbg-scicomp/gearshifft; 4.0: README of NVIDIA/nvbandwidth, a machine of 8 cards; 5.0: NVIDIA's example of the same
+tool's host_to_device_memcpy_ce."""
+_GRACE: Final = 450e9
+"""The same over NVLink-C2C: half of the 900 GB/s of NVIDIA's GH200 data sheet."""
+SENT_AHEAD: Final = 2
+"""Copies of offloaded results to the host that may be under way before the step waits for the first of them."""
+FETCHED_AHEAD: Final = 2
+"""Copies back that are begun before they are asked for."""
+NCCL_PUBLISHED: Final = "560 MiB with one rank to 900 with eight were published for the first of an H100"
+
+
+def bytes_per_second(target: Target, group: RankGroup) -> float | None:
+    """What a rank sends in a second to its neighbours in a group; None where it is not known."""
+    if group.size * group.spread > PER_MACHINE:
+        return _NETWORK
+    return None if target.capability is None else _NVLINK.get(target.capability)
+
+
+def host_bytes_per_second(target: Target) -> float | None:
+    """What a card sends to pinned memory of the host in a second; None where it is not known.
+
+    It gets as much from there.
+    """
+    if target.name.startswith("gh200"):
+        return _GRACE
+    return None if target.capability is None else _HOST.get(target.capability[0])

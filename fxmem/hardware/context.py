@@ -1,23 +1,19 @@
-"""What a process takes of a card beside the allocator's segments.
-
-The CUDA context, loaded kernels and handles of libraries. Nothing computes it: the driver, the card's multiprocessors
-and which kernels have run move it. So it is a range over what was measured and published, `context_sizes.json` beside
-this file, each row with its source. `make accuracy ACCURACY_ARGS=--bounds` adds those of the measurements that are
-kept.
-
-Which rows count: one process, without a process group, whose kernels are loaded when they are first used
-(`CUDA_MODULE_LOADING=LAZY`, torch 1.13 and later). A bare context bounds the range from below; a process that has run a
-program bounds it from above. A group adds 560 MiB (one rank) to 900 MiB (eight) on an H100, and 2,880 with torch 2.6.
-"""
+"""What a process takes of a card beside its tensors: the context, and cuBLAS's workspaces."""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field, TypeAdapter
 
+from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import is_alike, same_card
+from fxmem.hardware.releases import find_release
 from fxmem.records.profile import Bytes, ProcessBytes, Record, Target
 from fxmem.records.units import format_bytes
 
@@ -118,3 +114,139 @@ def explain_room(target: Target) -> str:
 def format_range(low: int, high: int) -> str:
     """Both ends, or one number where they are one: `495.0 MiB to 616.0 MiB`."""
     return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+
+
+# cuBLAS workspaces: allocated through the caching allocator, kept for good or for each product.
+#
+# Which of the two, and the sizes, depend on the release (`hardware/releases.py`). Source:
+# `aten/src/ATen/cuda/CublasHandlePool.cpp`. - `getCurrentCUDABlasHandle` sets a workspace for its (handle, stream)
+# pair and keeps it in a process-wide map until `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads,
+# so a training step keeps two workspaces as soon as both sides multiply matrices: the caller's thread runs the
+# forward, autograd's device thread the backward. Each further stream adds its own. From 2.15 on each product
+# allocates its own and frees it when it returns. - cuBLASLt runs on the same handle. To 2.8 each of its products
+# allocates a block of its own and frees it; in 2.9 to 2.11 it keeps a second block of its own per pair, allocated at
+# the first Lt matmul, whose size is cut to the cuBLAS workspace's; in 2.12 to 2.14 it uses the cuBLAS one; from 2.15
+# on a product has either the one or the other. `TORCH_CUBLASLT_UNIFIED_WORKSPACE` sets it, where workspaces are kept.
+# - `CUBLAS_WORKSPACE_CONFIG=:SIZE:COUNT…` (KiB) and `CUBLASLT_WORKSPACE_SIZE` (KiB) override; what cannot be parsed
+# is ignored with a warning, as here.
+
+
+_LARGE = 32 << 20
+_OTHER = 2 * (4096 << 10) + 8 * (16 << 10)
+"""`:4096:2:16:8`."""
+_LT = 1024 << 10
+
+
+class CublasWorkspaces(Record):
+    """The workspaces of cuBLAS on a target."""
+
+    handle_bytes: Bytes
+    """For each thread that multiplies matrices (once per stream)."""
+    lt_bytes: Bytes
+    """For a cuBLASLt matmul: on top for each such thread, or, where none is kept, instead; 0: it uses the other."""
+    is_kept: bool
+    """Whether they stay once allocated; otherwise every product allocates one and frees it."""
+    keeps_lt: bool
+    """Whether cuBLASLt's does."""
+    torch_version: str
+    """The release whose defaults these are; another than the one asked for when that one is not in the table."""
+    notes: tuple[str, ...] = ()
+    """Settings that were ignored, as torch ignores them."""
+
+
+CUBLAS_VARIABLES: Final = (
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DISABLE_ADDMM_CUDA_LT",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TORCH_CUBLAS_WORKSPACE_CACHE",
+)
+"""Variables of the environment that the functions here read."""
+
+
+def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, str]) -> CublasWorkspaces:
+    """The workspaces of cuBLAS on the target.
+
+    Args:
+        target: a CUDA target.
+        torch_version: e.g. `2.11.0+cu130`.
+        environ: the environment of the run that is predicted.
+
+    Raises:
+        UsageError: the target is no GPU, or the torch version cannot be read.
+    """
+    if target.capability is None:
+        raise UsageError(f"expected a CUDA target for a cuBLAS workspace, got {target.name!r}")
+    row, release = find_release(torch_version)
+    is_kept = row.keeps_workspaces or environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    notes: list[str] = []
+    handle = _LARGE if target.capability[0] in row.large_workspaces else _OTHER
+    lt = _LT
+    if (config := environ.get("CUBLAS_WORKSPACE_CONFIG")) is not None:
+        pools = re.findall(r":([0-9]+):([0-9]+)", config)
+        if pools:
+            handle = sum(int(size) * int(count) << 10 for size, count in pools)
+        else:
+            notes.append(f"CUBLAS_WORKSPACE_CONFIG={config!r} is not of the form :SIZE:COUNT and is ignored")
+    if (config := environ.get("CUBLASLT_WORKSPACE_SIZE")) is not None:
+        if number := re.match(r"\s*\+?([0-9]+)", config):
+            lt = int(number[1]) << 10
+        else:
+            notes.append(f"CUBLASLT_WORKSPACE_SIZE={config!r} is not a number of KiB and is ignored")
+    unified = environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1" if row.shares_with_lt else "")
+    keeps_lt = row.keeps_lt_workspaces if row.keeps_workspaces else is_kept
+    if keeps_lt and unified != "0":
+        lt = 0 if unified == "1" else min(lt, handle)
+    return CublasWorkspaces(
+        handle_bytes=handle,
+        lt_bytes=lt,
+        is_kept=is_kept,
+        keeps_lt=keeps_lt,
+        torch_version=release,
+        notes=tuple(notes),
+    )
+
+
+# --- what CUB, NVIDIA's library of parallel primitives, takes for itself ----------------------------------------------
+# Read off an H200's allocator (torch 2.11, CUDA 13.0), 130 sorts of 3,280 to 1,048,576 items, all to the byte
+# (`benchmarks/programs/card_runs.py`: `script/lengths`, `script/read_backs`). Other architectures share the formula;
+# the items of a block are theirs, which moves a kilobyte for each block.
+
+
+SCAN_BYTES = 1279
+"""Temporary storage of a scan of 3,280 to 11,200 items, and of what is built on one; those of more are not known and
+taken to be the same."""
+_ALIGNMENT = 256
+_BINS = 256
+"""Of a digit of eight bits, one pass for each digit."""
+_SINGLE_BLOCK_BYTES = 256 * 9 * 8
+"""Keys, or values where these are larger, that one block sorts without temporary storage."""
+_ITEMS = {(8, 8): 4608, (4, 8): 5376, (8, 0): 5760}
+"""Items of a block by bytes of a key and of a value."""
+
+
+def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int = 0, bits: int | None = None) -> int | None:
+    """Temporary storage of `cub::DeviceRadixSort` with one sweep (`SortPairs`, `SortKeys`): keys and values a second
+    time, a histogram of 8-byte counts for each pass, what blocks tell each other, and room for alignment.
+
+    Args:
+        count: items.
+        key_bytes: of a key.
+        value_bytes: of a value; 0 sorts keys alone.
+        bits: of a key that are sorted by; None for all.
+
+    Returns:
+        Bytes; None for sizes that were not measured.
+    """
+    if count * max(key_bytes, value_bytes) <= _SINGLE_BLOCK_BYTES:
+        return 1
+    items = _ITEMS.get((key_bytes, value_bytes))
+    if items is None:
+        return None
+    passes = ceil((8 * key_bytes if bits is None else bits) / 8)
+    twice = sum(_align(count * each) for each in (key_bytes, value_bytes))
+    return _ALIGNMENT - 1 + twice + passes * _BINS * 8 + _ALIGNMENT + ceil(count / items) * _BINS * 4
+
+
+def _align(nbytes: int) -> int:
+    return ceil(nbytes / _ALIGNMENT) * _ALIGNMENT

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fxmem.hardware.cards import CATALOGUE, Rates, Reached
-from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD, host_bytes_per_second
+from fxmem.hardware.catalogue import CATALOGUE, FETCHED_AHEAD, SENT_AHEAD, Rates, Reached, host_bytes_per_second
 from fxmem.hardware.op_classes import is_product
 from fxmem.records.profile import Op, Phase, Profile, Step, StepTime, Target
 

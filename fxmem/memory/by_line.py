@@ -23,7 +23,7 @@ from typing import Any
 
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
-from fxmem.memory.accepted_steps import HasProfile, read_profile
+from fxmem.memory.figures import HasProfile, read_profile
 from fxmem.records.breakdown import LineReport, LineRow, OtherRow, TensorGroup
 from fxmem.records.profile import Kind, Node, Phase, Profile, SourceLine, Storage
 

@@ -6,7 +6,7 @@ What a planner says of a plan's peak is an estimate; a promise needs the plan ap
 (`fxmem.whatif.verified_plan`).
 """
 
-from fxmem.planning.operators.calls import OperatorCall, OperatorValue, StretchPath
+from fxmem.planning.operators.choices import OperatorCall, OperatorValue, StretchPath
 from fxmem.planning.operators.offload_planner import OffloadPlanner
 from fxmem.planning.operators.offloads import HostLink
 from fxmem.planning.operators.planner import OperatorPlanner

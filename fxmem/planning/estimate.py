@@ -8,9 +8,9 @@ from fxmem.errors import ExceededError, UsageError
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.budget import BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, Planner, allowed_applications
-from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Peak, Profile
+from fxmem.records.units import Application
 
 
 def estimate(

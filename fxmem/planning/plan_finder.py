@@ -7,9 +7,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from fxmem.errors import ExceededError
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan
-from fxmem.records.units import exact_bytes
+from fxmem.records.units import Application, exact_bytes
 
 
 class PlanFinder(Protocol):

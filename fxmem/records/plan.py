@@ -23,8 +23,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, RootModel, model_validator
 
 from fxmem.records.files import write_text
-from fxmem.records.names import Application
-from fxmem.records.parts.base import Tick
+from fxmem.records.parts.step import Tick
 from fxmem.records.profile import (
     Assumption,
     Bytes,
@@ -40,7 +39,7 @@ from fxmem.records.profile import (
     Versioned,
 )
 from fxmem.records.registry import Viewed
-from fxmem.records.units import package_path
+from fxmem.records.units import Application, package_path
 
 StrategyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
 """How regions are chosen: the name of a registered strategy, see `fxmem.planning.regions.strategies`."""

@@ -18,7 +18,6 @@ from typing import Literal, TypedDict
 from pydantic import Field
 
 from fxmem.records.findings import Finding
-from fxmem.records.names import NO_LOSS, ZeroGrad
 from fxmem.records.parts import (
     CompileRecord,
     EngineUse,
@@ -30,9 +29,9 @@ from fxmem.records.parts import (
     RankedStep,
     Schedule,
 )
-from fxmem.records.parts.base import Bytes, Count, Flops, FlopsChange, Many, Mapped, Record, Tick
+from fxmem.records.parts.step import Bytes, Count, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed, print_record
-from fxmem.records.units import package_path
+from fxmem.records.units import NO_LOSS, ZeroGrad, package_path
 
 __all__ = ["Bytes", "Flops", "FlopsChange", "Many", "Mapped", "Record"]
 """What other modules use beside what is defined here."""

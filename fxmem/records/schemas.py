@@ -23,11 +23,10 @@ from fxmem.errors import UsageError
 from fxmem.records.advice import Advice
 from fxmem.records.breakdown import LayerReport, LineReport
 from fxmem.records.comparison import StepComparison
-from fxmem.records.explanation import Explanation
-from fxmem.records.fits import Fits
+from fxmem.records.fits import Baseline, Fits, ServeSize
 from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
-from fxmem.records.sizes import Baseline, ServeSize
+from fxmem.records.shortage import Explanation
 from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(

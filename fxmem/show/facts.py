@@ -11,14 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from fxmem.hardware.catalogue import NCCL_PUBLISHED
 from fxmem.hardware.context import explain_room, format_range, room_bytes
-from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
-from fxmem.memory.figures import Flops, sum_figures
+from fxmem.memory.figures import Flops, find_place, sum_figures
 from fxmem.memory.module_tree import describe
-from fxmem.memory.user_code import find_place
-from fxmem.records.names import BUCKET, OWN_LOSS, PLANS_BY_TIMING
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -32,6 +30,9 @@ from fxmem.records.profile import (
     Timeline,
 )
 from fxmem.records.units import (
+    BUCKET,
+    OWN_LOSS,
+    PLANS_BY_TIMING,
     exact_bytes,
     format_bytes,
     format_flops,
@@ -41,7 +42,7 @@ from fxmem.records.units import (
     printable,
     to_words,
 )
-from fxmem.show.run_growth import compare_with_host, describe_growth, describe_host_growth
+from fxmem.show.run_facts import compare_with_host, describe_growth, describe_host_growth
 from fxmem.show.sections import (
     Cell,
     Fact,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from fxmem.errors import UsageError
 from fxmem.hardware.step_time import has_rates
+from fxmem.memory.findings import Finding, find
+from fxmem.records.findings import BytesOf
+from fxmem.records.parts import ANEW
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Headed, Kind, Peak, Profile, Record
+from fxmem.records.profile import Headed, Kind, Peak, Profile, Record, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable, to_words
 from fxmem.show.facts import compare_with_target, describe_inputs, target_facts
-from fxmem.show.sections import Cell, Fact, Table, TableColumn, make_table, numbers
+from fxmem.show.sections import Cell, Fact, Facts, Table, TableColumn, make_printable, make_table, numbers
 
 
 def check_same_step(plan: Plan, profile: Profile) -> None:
@@ -127,3 +130,52 @@ def plan_words(plan: Plan) -> str:
     measure = f"{'allocated' if allocated else 'requested'}{'' if plan.analysed else ', an estimate'}"
     peak = f"peak {format_bytes(before)} -> {format_bytes(after)}{change} {measure}"
     return f"{plan.extent} ({plan.chosen}); {peak}; {flops} run again{share}"
+
+
+# What is wrong with a step, in words: the cause, its line, its bytes and the change.
+
+
+MOST: Final = 3
+"""Findings that are listed."""
+_OF: Final[dict[BytesOf, str]] = {
+    "peak": "at the peak",
+    "step": "a step",
+    "optimizer": ANEW,
+    "batch": "a batch",
+    "reserved": "reserved and not allocated",
+    "host": "on the host",
+}
+
+
+def finding_facts(profile: Profile, timeline: Timeline) -> Facts:
+    """The largest findings, a line each."""
+    return list_findings(find(profile, timeline))
+
+
+def list_findings(found: Sequence[Finding]) -> Facts:
+    """The first of these, a line each."""
+    facts = [Fact("" if index else "Found", describe(each), "found") for index, each in enumerate(found[:MOST])]
+    if len(found) > MOST:
+        facts.append(Fact("", f"{len(found) - MOST} more in --json", "found"))
+    return make_printable(facts)
+
+
+def describe(about: Finding) -> str:
+    """`train.py:14: preds keeps more after each step, 8.00 MiB a step. To do: .cpu() of what is kept (not tried)`."""
+    if about.of == "reserved":
+        freed = "" if about.saved_bytes is None else f" frees {format_bytes(about.saved_bytes)}"
+        return f"{format_bytes(about.nbytes)} of {about.text}; {about.change}{freed}"
+    place = f"{about.place}: " if about.place else ""
+    size = f"{format_bytes(about.nbytes)} {_OF[about.of]}"
+    return f"{place}{about.text}, {size}. To do: {about.change} ({_describe_trial(about)})"
+
+
+def describe_worth(about: Finding) -> str:
+    """`8.00 MiB a step; not tried`."""
+    return f"{format_bytes(about.nbytes)} {_OF[about.of]}; {_describe_trial(about)}"
+
+
+def _describe_trial(about: Finding) -> str:
+    if about.saved_bytes is None:
+        return "not tried"
+    return f"tried: {format_bytes(about.saved_bytes)} less {'reserved' if about.of == 'reserved' else 'at the peak'}"

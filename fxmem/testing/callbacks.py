@@ -21,12 +21,12 @@ from fxmem.memory.report_reader import load_report
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Peak, Report, Round
 from fxmem.records.units import format_bytes, printable
-from fxmem.show.finding_facts import list_findings
+from fxmem.show.plan_facts import list_findings
 from fxmem.show.text.verdict import round_line
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.program import is_recording
 from fxmem.validation.measure_program import measure_round
-from fxmem.validation.validate_program import compare_round
+from fxmem.validation.validate import compare_round
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

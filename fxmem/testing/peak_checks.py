@@ -16,11 +16,11 @@ from fxmem.errors import UsageError
 from fxmem.memory.budget import parse_budget, parse_bytes
 from fxmem.memory.figures import alive_by_node
 from fxmem.records import json_reader
-from fxmem.records.names import STEPS
-from fxmem.records.sizes import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
-from fxmem.show.run_growth import describe_growth as describe_program_growth
-from fxmem.show.run_growth import growth_facts
-from fxmem.show.text.peak_check import describe_excess, describe_growth
+from fxmem.records.fits import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
+from fxmem.records.units import STEPS
+from fxmem.show.run_facts import describe_growth as describe_program_growth
+from fxmem.show.run_facts import growth_facts
+from fxmem.show.text.answer import describe_excess, describe_growth
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.program import RecordedProgram
 from fxmem.simulation.step.analysis import Analysis, analyze

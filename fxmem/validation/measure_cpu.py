@@ -35,7 +35,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem._torch.common import optimizer_state, tree_leaves
 from fxmem._torch.wrappers import parts
 from fxmem.errors import FxmemError, UsageError

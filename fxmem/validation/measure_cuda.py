@@ -13,22 +13,26 @@ is not seen.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from fxmem._torch.common import tree_map_only
+from fxmem._torch.compiler import dynamo as torch_dynamo
+from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem._torch.cuda import AllocatorLog, drop_cublas_workspaces
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Kind, MeasuredPhase, Phase, Step, Target
 from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.recording.error_advice import user_code_error
@@ -309,3 +313,28 @@ def make_measurement(model: str, step: Step, machine: Machine, readings: CardRea
         events=tuple(size for sizes in readings.events.values() for size in sizes),
         events_by_phase={phase: len(sizes) for phase, sizes in readings.events.items()},
     )
+
+
+# A model really compiled by `torch.compile` on the CPU, in the prediction's settings.
+
+
+@contextlib.contextmanager
+def compile_real(model: nn.Module, settings: CompileSettings | None) -> Iterator[Any]:
+    """The model as it is to be called; compiled code and inductor's files are gone afterwards.
+
+    With `as_is` the model comes compiled by its author. Inductor builds its kernels, with this machine's C++ compiler.
+    """
+    if settings is None:
+        yield model
+        return
+    torch_dynamo.load_compiler()
+    with (
+        torch_inductor.own_files(),
+        torch_inductor.limit_saved(settings.activation_memory_budget),
+        torch_dynamo.fresh_dynamo(lambda _: None),
+    ):
+        if settings.as_is:
+            yield model
+            return
+        options = {**torch_inductor.mode_options(settings.mode), **settings.options}
+        yield torch.compile(model, dynamic=settings.dynamic, options=options)

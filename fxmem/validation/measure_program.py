@@ -33,13 +33,13 @@ from torch.profiler import record_function
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem.errors import AnalysisError, one_line
-from fxmem.records.names import MeasuredDevice
 from fxmem.records.profile import Phase
+from fxmem.records.units import MeasuredDevice
 from fxmem.records.validation import MeasuredRound, ProgramMeasurement
 from fxmem.simulation.code.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.simulation.program import Launch, run_as_main

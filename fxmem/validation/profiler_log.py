@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch.profiler import profile
 
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase
 from fxmem.records.validation import MeasuredOp

@@ -12,9 +12,9 @@ from fxmem.errors import UsageError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import allocator
 from fxmem.records.fits import Fits, Point, Space
-from fxmem.records.names import AnyMode
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Target
+from fxmem.records.units import AnyMode
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
 from fxmem.whatif.fits import Measuring, choose_cards

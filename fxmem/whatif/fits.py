@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware import catalogue
-from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.catalogue import CATALOGUE
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.lengths import POWERS, Features, LengthsUnproved, ProfileForms
 from fxmem.records.fits import NONE, Fits, Point, Settings, Space

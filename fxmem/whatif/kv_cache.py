@@ -18,9 +18,9 @@ from torch import nn
 from fxmem.errors import ExceededError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import explain_room, room_bytes
-from fxmem.records.names import ENGINES
+from fxmem.records.fits import ServeSequences, ServeSize, UncountedTerm
 from fxmem.records.profile import Assumption, Kind, Profile, Target
-from fxmem.records.sizes import ServeSequences, ServeSize, UncountedTerm
+from fxmem.records.units import ENGINES
 from fxmem.simulation.code.engine import ProfileRun, read_layout, rotary_bytes
 from fxmem.simulation.step.analysis import Analysis, analyze_step, build_module
 from fxmem.simulation.step.request import StepRequest

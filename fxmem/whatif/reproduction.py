@@ -15,13 +15,11 @@ from pathlib import PurePath
 
 from fxmem.hardware.context import give_room, room_bytes
 from fxmem.memory.budget import Budget
+from fxmem.memory.figures import find_place
 from fxmem.memory.findings import find
-from fxmem.memory.user_code import find_place
 from fxmem.records.advice import Suggestion
-from fxmem.records.explanation import JoinedLine, PeakHolder, Reproduction
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
-from fxmem.records.shortage import OutOfMemoryMessage
-from fxmem.records.snapshot import SnapshotReport
+from fxmem.records.shortage import JoinedLine, OutOfMemoryMessage, PeakHolder, Reproduction, SnapshotReport
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.whatif.advice import make_bench, try_changes
 from fxmem.whatif.program_step import ProgramStep

@@ -8,14 +8,15 @@ The result is the cheapest proposal that kept the budget, with the numbers of it
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from fxmem import checkpointing
-from fxmem.errors import AnalysisError, UsageError
+from fxmem.errors import AnalysisError, ExceededError, UsageError
+from fxmem.hardware.catalogue import host_bytes_per_second
 from fxmem.hardware.context import room_bytes
-from fxmem.hardware.links import host_bytes_per_second
 from fxmem.hardware.step_time import has_rates
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget, parse_bytes
 from fxmem.planning import (
@@ -28,8 +29,8 @@ from fxmem.planning import (
     allowed_applications,
     estimate,
 )
-from fxmem.records.names import Application
-from fxmem.records.plan import Plan, Region
+from fxmem.records.plan import BudgetPoint, CompilePlan, Plan, Region
+from fxmem.records.units import Application, exact_bytes
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.model.fake_model import shadow_model
@@ -271,3 +272,80 @@ def survey(analysis: Analysis) -> Survey:
     found = checkpointing.record_survey(model)
     analysis.repeat_forward(model)
     return found.finish()
+
+
+# The `activation_memory_budget` with which a compiled step keeps a budget in bytes.
+#
+# torch's setting is a share of what its partitioner estimates that could be freed, within each graph. What the step
+# takes at its peak does not follow from it, and may rise where less is kept: what is recomputed at once has to be
+# somewhere. So each share that is tried is compiled and analysed, from the largest down.
+
+
+_PARTS: Final = 32
+"""Shares are whole numbers of this part."""
+_STRIDE: Final = 4
+"""Tried at first are those so many parts apart; then, by bisection, those above the first that keeps the budget."""
+
+
+def plan_compiled(
+    analysis: Analysis, budget: BudgetLike, progress: Callable[[str], None] = lambda _: None
+) -> CompilePlan:
+    """Find the largest `activation_memory_budget` whose true peak keeps the budget.
+
+    Args:
+        analysis: of a compiled training step.
+        budget: bytes, or a share of the peak of the compiled step as it is.
+        progress: called with a few words before each analysis.
+
+    Raises:
+        UsageError: not a compiled training step.
+        ExceededError: none keeps it; says what the least is.
+    """
+    settings = analysis.request.compile
+    if settings is None or settings.as_is or analysis.profile.step.mode != "train":
+        raise UsageError("expected a training step that is compiled as a whole: --compile, with --mode train")
+    limit = parse_budget(budget).resolve(analysis.peak.counted_bytes).bound(room_bytes(analysis.profile.target))
+    analyses = {_PARTS: analysis}
+
+    def keeps(share: int) -> bool:
+        if share not in analyses:
+            progress(f"compiling with activation_memory_budget={share / _PARTS:g}")
+            changed = settings.model_copy(update={"activation_memory_budget": share / _PARTS})
+            analyses[share] = analysis.vary(compile=changed)
+        found = analyses[share]
+        return limit.keeps(found.profile, found.peak, os.environ)
+
+    chosen = next(filter(keeps, range(_PARTS, -1, -_STRIDE)), None)
+    if chosen is None:
+        least = min(analyses, key=lambda share: analyses[share].peak.counted_bytes)
+        raise ExceededError(
+            f"expected a compiled step within {exact_bytes(limit.nbytes)}; the least, with "
+            f"activation_memory_budget={least / _PARTS:g}, is {exact_bytes(analyses[least].peak.counted_bytes)}: "
+            "a smaller batch, or fxmem plan without --compile"
+        )
+    above = min(chosen + _STRIDE, _PARTS)
+    while above - chosen > 1:
+        middle = (chosen + above) // 2
+        chosen, above = (middle, above) if keeps(middle) else (chosen, middle)
+    progress("analysing and planning the step that is not compiled")
+    eager = analysis.vary(compile=None)
+    points = [
+        BudgetPoint(activation_memory_budget=share / _PARTS, peak=analyses[share].peak)
+        for share in sorted(analyses, reverse=True)
+    ]
+    return CompilePlan(
+        **analysis.profile.heading(),
+        budget_bytes=limit.stated_bytes,
+        eager=eager.peak,
+        plan=_plan_eager(eager, limit, progress),
+        chosen=chosen / _PARTS,
+        points=tuple(points),
+        assumptions=analyses[chosen].profile.assumptions,
+    )
+
+
+def _plan_eager(eager: Analysis, limit: Budget, progress: Callable[[str], None]) -> Plan | None:
+    try:
+        return plan(eager, "auto", limit, progress=progress)
+    except REFUSALS:
+        return None

@@ -18,9 +18,9 @@ from fxmem import analyze, checkpointing
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 from fxmem.hardware.op_classes import is_product
 from fxmem.planning import Planner
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Phase, Profile
+from fxmem.records.units import Application
 from fxmem.whatif.plans.proposals import apply_regions
 from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel

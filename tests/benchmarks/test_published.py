@@ -18,7 +18,7 @@ from benchmarks.published.results import Row
 from benchmarks.published.steps.xmem import LANGUAGE_MODELS
 from benchmarks.published.tables import STATISTICS, TABLES, Case, format_tables, read_cases
 from benchmarks.published.traces import TRACES, Replay, replay
-from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.catalogue import CATALOGUE
 from tests import ROOT
 from tests.benchmarks import on_measured_release
 

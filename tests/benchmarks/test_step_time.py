@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.published.step_time import TABLES, Steps, Table, load
-from fxmem.hardware.cards import CATALOGUE, Reached
+from fxmem.hardware.catalogue import CATALOGUE, Reached
 from fxmem.hardware.step_time import step_seconds
 from fxmem.records.profile import Phase
 from tests.profiles import Log

@@ -13,8 +13,8 @@ from fxmem import analyze
 from fxmem.checkpointing import apply, graph_names, record_survey, uncheckpoint
 from fxmem.cli.specs import build_model
 from fxmem.errors import UsageError
-from fxmem.records.names import Application
 from fxmem.records.plan import Region
+from fxmem.records.units import Application
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu

@@ -16,8 +16,8 @@ from torch import nn
 from fxmem.checkpointing import apply, uncheckpoint
 from fxmem.checkpointing.tape.host_copies import HostCopies, HostCopy, HostMemory
 from fxmem.planning import OperatorValue
-from fxmem.records.names import Application
 from fxmem.records.plan import Region
+from fxmem.records.units import Application
 from tests.checkpointing.test_regions import IMAGES, blocks, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import results, seen

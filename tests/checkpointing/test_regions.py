@@ -22,9 +22,9 @@ from fxmem import analyze
 from fxmem.checkpointing import apply, fx_rewrite, graph_names, recompute, uncheckpoint
 from fxmem.checkpointing import checkpoint as carry_out
 from fxmem.errors import UsageError
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Step, Target
+from fxmem.records.units import Application
 
 MODULES, GRAPH = Application.MODULES, Application.GRAPH
 

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import fxmem
 from fxmem import analyze
-from fxmem.checkpointing import apply, selective
+from fxmem.checkpointing import apply, recompute
 from fxmem.checkpointing.recompute import Recomputation
 from fxmem.hardware.op_classes import is_product
-from fxmem.records.names import Application
 from fxmem.records.plan import Region
+from fxmem.records.units import Application
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
@@ -131,7 +131,7 @@ def test_a_second_backward_runs_what_the_first_took(model: nn.Module) -> None:
 @pytest.fixture
 def dropouts_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU no product draws, as attention with dropout does on a card."""
-    monkeypatch.setattr(selective, "is_product", lambda name: name == "aten.native_dropout.default")
+    monkeypatch.setattr(recompute, "is_product", lambda name: name == "aten.native_dropout.default")
 
 
 def _two_dropouts(x: Tensor, weight: Tensor) -> Tensor:

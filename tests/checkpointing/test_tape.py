@@ -22,14 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
-from fxmem.checkpointing import apply, record_survey, rng_states, uncheckpoint
+from fxmem.checkpointing import apply, recompute, record_survey, uncheckpoint
 from fxmem.checkpointing.tape import recorder as tape
 from fxmem.checkpointing.tape import values as tape_values
 from fxmem.cli.specs import build_model
 from fxmem.errors import PlanWarning
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import SourceLine
+from fxmem.records.units import Application
 from fxmem.whatif import verified_plan
 from fxmem.whatif.plans import proposals
 from tests.checkpointing.test_regions import IMAGES, blocks, region, same, trained
@@ -122,7 +122,7 @@ def test_statistics_of_a_frozen_norm_are_read() -> None:
 def test_dropout_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = blocks(nn.Dropout(0.5), nn.Conv2d(4, 4, 1), nn.Dropout(0.2), nn.Conv2d(4, 4, 1))
     assert alike(model, IMAGES)
-    monkeypatch.setattr(rng_states.Generators, "replay", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(recompute.Generators, "replay", lambda _: contextlib.nullcontext())
     with pytest.raises(RuntimeError, match="is not what it was"):  # the first step looks
         alike(model, IMAGES)
 

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fxmem
 from fxmem.__main__ import main
-from fxmem.records.names import NO_LOSS
 from fxmem.records.profile import Kind, Report
+from fxmem.records.units import NO_LOSS
 from fxmem.simulation.step.analysis import Analysis
 
 Capture = pytest.CaptureFixture[str]

@@ -9,8 +9,8 @@ import pytest
 
 from fxmem.__main__ import main
 from fxmem.cli import output
-from fxmem.cli.next_command import next_for_model, next_for_program, next_for_report
 from fxmem.cli.options import ANALYSIS
+from fxmem.cli.output import next_for_model, next_for_program, next_for_report
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import load
 from fxmem.memory.liveness import timeline

@@ -16,7 +16,7 @@ import transformers
 from fxmem.cli import spec_names
 from fxmem.cli.spec_names import check_model, check_names
 from fxmem.errors import UsageError
-from fxmem.records.names import LOSSES
+from fxmem.records.units import LOSSES
 from fxmem.simulation.step.given import read_loss
 
 WRONG = {

@@ -35,10 +35,10 @@ from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.budget import parse_budget
 from fxmem.memory.shortage import read_messages
 from fxmem.records import json_reader
-from fxmem.records.explanation import Explanation
+from fxmem.records.fits import Baseline, PeakBaseline
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Phase, Report
-from fxmem.records.sizes import Baseline, PeakBaseline
+from fxmem.records.shortage import Explanation
 from fxmem.show.text.explanation import table
 from fxmem.simulation.step import step
 from fxmem.testing import peak_checks

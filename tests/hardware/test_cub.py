@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxmem.hardware.cublas import radix_sort_bytes
+from fxmem.hardware.context import radix_sort_bytes
 
 
 @pytest.mark.parametrize(

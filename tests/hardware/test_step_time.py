@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxmem.hardware.cards import CATALOGUE
-from fxmem.hardware.links import host_bytes_per_second
+from fxmem.hardware.catalogue import CATALOGUE, host_bytes_per_second
 from fxmem.hardware.step_time import estimate, step_seconds, time_assumption
 from fxmem.records.profile import Phase, Profile, RecomputedOp, TensorInfo
 from tests.profiles import CPU, Log

@@ -20,7 +20,7 @@ from fxmem.memory.allocator import (
     levels,
     replay,
 )
-from fxmem.memory.allocator.addresses import AddressSpace
+from fxmem.memory.allocator.blocks import AddressSpace
 from fxmem.memory.allocator.stats import BlockView
 from fxmem.memory.liveness import timeline
 from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, Target

@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import record_function
 
 import fxmem
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.cli.verbs import show as verb
 from fxmem.errors import UsageError
 from fxmem.memory.by_line import by_line, is_installed

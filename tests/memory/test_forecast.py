@@ -7,7 +7,7 @@ import pytest
 from fxmem.memory.forecast import forecast
 from fxmem.records.parts import Growth
 from fxmem.records.profile import Phase, Profile, ProgramRun, Round
-from fxmem.show.run_growth import describe_growth
+from fxmem.show.run_facts import describe_growth
 from tests.profiles import small_profile
 
 MIB = 1 << 20

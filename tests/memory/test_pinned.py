@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.memory.pinned import PinnedPool
+from fxmem.memory.allocator_acts import PinnedPool
 
 MIB = 1 << 20
 

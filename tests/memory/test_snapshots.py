@@ -13,11 +13,10 @@ import pytest
 from fxmem.errors import UsageError
 from fxmem.memory.snapshots import is_pickle, read_dump, report_dump
 from fxmem.memory.snapshots.reader import StackFrame, find_place
-from fxmem.records.explanation import Explanation
 from fxmem.records.plain_pickle import PlainPickleError, References, stream
-from fxmem.records.snapshot import GrownLine, SnapshotReport
+from fxmem.records.shortage import Explanation, GrownLine, SnapshotReport
 from fxmem.show.html import snapshot_html
-from fxmem.show.snapshot_facts import hold_table, snapshot_facts, snapshot_sections
+from fxmem.show.shortage_facts import hold_table, snapshot_facts, snapshot_sections
 
 Content = dict[str, Any]
 MIB = 1 << 20

@@ -17,7 +17,7 @@ import fxmem
 from benchmarks.speed import growth_cases, long_profiles
 from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import Span, graph_cuts, limit_spans
-from fxmem.planning.regions.op_costs import most_above, sum_alive
+from fxmem.planning.regions.cost_tables import most_above, sum_alive
 from fxmem.records.profile import Op, Phase
 from tests.profiles import make_profile
 

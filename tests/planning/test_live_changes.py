@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fxmem.planning.operators.live_changes import LiveChanges, ValueLife, ValueUse
+from fxmem.planning.operators.choices import LiveChanges, ValueLife, ValueUse
 
 SAVED = ValueLife(nbytes=7.0, flow_end=2, death=8, saved=True)
 UNSAVED = ValueLife(nbytes=11.0, flow_end=3, death=3, saved=False)

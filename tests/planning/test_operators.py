@@ -18,8 +18,8 @@ from fxmem.planning import OperatorPlanner
 from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.planner import Choice
-from fxmem.records.names import Application
 from fxmem.records.profile import Phase
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu

@@ -22,9 +22,9 @@ from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
 from fxmem.planning.regions.plan_text import describe_regions, has_edit, write_edit, write_edits
-from fxmem.records.names import Application
 from fxmem.records.plan import Region
 from fxmem.records.profile import Profile, SourceLine
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from tests.planning.legality import is_legal

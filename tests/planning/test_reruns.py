@@ -13,7 +13,7 @@ from torch import nn
 import fxmem
 from fxmem.planning import OperatorPlanner
 from fxmem.planning.operators.reruns import RerunCutter
-from fxmem.records.names import Application
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from fxmem.whatif.verified_plan import survey

@@ -16,7 +16,7 @@ from fxmem.memory.allocator import peak
 from fxmem.records import json_reader
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Profile, Report
-from fxmem.simulation.step import run
+from fxmem.simulation.step import model_step
 from tests.profiles import small_profile
 
 
@@ -98,7 +98,7 @@ def analysed(_: Profile, __: Path) -> None:
         (read, json_reader, "_find_wide_object"),
         (read, liveness, "check"),
         (complete, peak, "replay"),
-        (analysed, run, "build_step"),
+        (analysed, model_step, "build_step"),
     ],
 )
 def test_it_rests_while(

@@ -21,7 +21,7 @@ from fxmem.memory import liveness
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.profile import Profile
 from fxmem.show.graph import DrawingOptions, hierarchy_data
-from fxmem.show.graph.composition import compose
+from fxmem.show.graph.boxes import compose
 from fxmem.show.graph.labels import box_words, frame_words, heat_step
 from fxmem.show.graph.layout import SCREEN, arrange, heading_width
 from tests import ROOT

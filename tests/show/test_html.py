@@ -23,13 +23,13 @@ from fxmem.cli.verbs import report as report_verb
 from fxmem.cli.verbs import show as show_verb
 from fxmem.errors import FxmemError, UsageError
 from fxmem.memory import liveness
-from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Edit, Plan, Region
 from fxmem.records.profile import Profile, SourceLine, Timeline
+from fxmem.records.units import Application
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html import PageOptions, notebook, notebook_html, report_html
 from fxmem.show.html.changes import best_changes
-from fxmem.show.html.links import link_data, script_json
+from fxmem.show.html.page import link_data, script_json
 from tests import ROOT
 from tests.profiles import CPU, deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from fxmem.hardware.context import give_room
 from fxmem.memory import liveness
 from fxmem.memory.allocator import Levels
+from fxmem.memory.by_layer import parts_at_peak
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.forecast import forecast
-from fxmem.memory.module_rows import parts_at_peak
-from fxmem.memory.samples import Sample, samples, shorten_step
+from fxmem.memory.liveness import Sample, samples, shorten_step
 from fxmem.records.parts import EvaluationPass, Growth, HostUse
 from fxmem.records.plan import PlannedStep
 from fxmem.records.profile import (
@@ -36,10 +36,9 @@ from fxmem.records.profile import (
     Timeline,
 )
 from fxmem.records.units import exact_bytes, format_bytes
-from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
 from fxmem.show.plots import CurveDot, PlottedStep, StepAfter, curve_svg, icicle_svg, run_svg, timeline_svg
-from fxmem.show.plots.axes import LEFT, SIZE, STYLE, byte_steps, spread
-from fxmem.show.svg import text_width
+from fxmem.show.plots.xy_plot import LEFT, SIZE, STYLE, byte_steps, spread
+from fxmem.show.svg import DARK, KINDS, LIGHT, Palette, text_width
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES, call, step_of
 

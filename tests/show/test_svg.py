@@ -7,8 +7,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
-from fxmem.show.palette import DARK, LIGHT, css_variables
-from fxmem.show.svg import element, fit, group, path, style_sheet, text, text_width, wrap
+from fxmem.show.svg import DARK, LIGHT, css_variables, element, fit, group, path, style_sheet, text, text_width, wrap
 from tests import ROOT
 
 # --- elements ---------------------------------------------------------------------------------------------------------
@@ -70,8 +69,8 @@ def test_a_colour_stands_once_and_in_the_palette() -> None:
         for file in (ROOT / "fxmem" / "show").rglob("*")
         if file.suffix in (".py", ".css", ".js", ".jinja")
     }
-    assert [name for name, colors in found.items() if colors] == ["palette.py"]
-    assert [each for each, times in Counter(found["palette.py"]).items() if times > 1] == []
+    assert [name for name, colors in found.items() if colors] == ["svg.py"]
+    assert [each for each, times in Counter(found["svg.py"]).items() if times > 1] == []
 
 
 def test_a_page_has_a_variable_for_every_colour() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxmem.simulation.code.loaded_modules import find_holders, program_modules
+from fxmem.simulation.code.source_lines import find_holders, program_modules
 
 INSTALLED = Path(torch.__file__).parents[1]
 

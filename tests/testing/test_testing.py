@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fxmem.errors import UsageError
-from fxmem.records.sizes import PeakBaseline
+from fxmem.records.fits import PeakBaseline
 from fxmem.simulation.program import RecordedProgram, record
 from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import peak_checks

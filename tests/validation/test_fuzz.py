@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fxmem import analyze, record
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.errors import AnalysisError
 from fxmem.memory import liveness
 from fxmem.records.pause_gc import freeze_gc

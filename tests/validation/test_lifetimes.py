@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.validation.measure_cpu import quiet_profiler, without_garbage
 from fxmem.validation.profiler_log import live_bytes, read_events
 from fxmem.validation.validate import validate

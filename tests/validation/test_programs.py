@@ -15,7 +15,7 @@ from fxmem.hardware import catalogue
 from fxmem.records.profile import Phase
 from fxmem.records.validation import ProgramMeasurement, ProgramVerdict, Quantity
 from fxmem.simulation.program import Launch, RunSettings, launch
-from fxmem.validation.validate_program import program_verdict, validate_program
+from fxmem.validation.validate import program_verdict, validate_program
 
 pytestmark = pytest.mark.truth
 

@@ -14,9 +14,9 @@ from fxmem.errors import ExceededError, UsageError
 from fxmem.records import schemas
 from fxmem.records.parts import CompileSettings
 from fxmem.records.plan import CompilePlan
-from fxmem.show.text import compile_plan as reporting
+from fxmem.show.text import plan as reporting
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.whatif.compile_plan import plan_compiled
+from fxmem.whatif.verified_plan import plan_compiled
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def test_the_plan_of_eager_code_stands_beside_it() -> None:
     assert made.plan is not None
     assert made.plan.after.counted_bytes <= made.budget_bytes
     assert made.plan.before == made.eager
-    text = reporting.table(made, width=60)
+    text = reporting.budget_table(made, width=60)
     assert max(map(len, text.splitlines())) <= 60
     assert f"config.activation_memory_budget = {made.chosen:g}\n" in text
     assert f"->  compiled, {made.chosen:g} " in text

@@ -18,7 +18,7 @@ from benchmarks.published.serving import FOLDER, GIB, predict
 from fxmem.__main__ import main
 from fxmem.errors import UsageError
 from fxmem.hardware.releases import find_release
-from fxmem.records.sizes import ServeSize
+from fxmem.records.fits import ServeSize
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 5000, "max_position_embeddings": 512}

@@ -32,9 +32,9 @@ from fxmem.show.plots import sizes_svg
 from fxmem.show.text.fits import fits_table
 from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import guard
-from fxmem.whatif import card_fit, max_batch, size_search, sweep, verified_plan
+from fxmem.whatif import card_fit, max_batch, sweep, verified_plan
 from fxmem.whatif.plans import proposals
-from fxmem.whatif.resize import find_resizing
+from fxmem.whatif.source import find_resizing
 from tests.cores import two_cores
 
 MIB = 1 << 20
@@ -88,7 +88,7 @@ def test_the_search_ends_with_a_size_that_fits_beside_one_that_does_not(
 ) -> None:
     # The line may be right or far off: it may cost analyses, never the answer.
     bench = Bench(largest, reserved=reserved, constant=constant)
-    measured = size_search.search(bench, memory, start=min(start, limit), limit=limit)
+    measured = max_batch.search(bench, memory, start=min(start, limit), limit=limit)
     points = {point.size: point.fits for point in measured}
     found = max((size for size, fits in points.items() if fits), default=0)
     assert found == min(largest, limit)
@@ -101,7 +101,7 @@ def test_the_search_ends_with_a_size_that_fits_beside_one_that_does_not(
 def test_where_the_line_is_right_five_analyses_are_enough(largest: int, start: int) -> None:
     memory = 1000 * largest + 999
     bench = Bench(largest, reserved=1000)
-    size_search.search(bench, memory, start=start, limit=65536)
+    max_batch.search(bench, memory, start=start, limit=65536)
     assert len(bench.asked) <= 5
 
 
@@ -112,7 +112,7 @@ def test_whatever_fits_the_answer_has_a_neighbour_that_does_not(fits: list[bool]
     def measure(size: int) -> Point:
         return sized(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=fits[size - 1])
 
-    points = {point.size: point.fits for point in size_search.search(measure, 100, start=start, limit=limit)}
+    points = {point.size: point.fits for point in max_batch.search(measure, 100, start=start, limit=limit)}
     found = max((size for size, fits in points.items() if fits), default=0)
     assert found == limit or points[found + 1] is False
 
@@ -124,7 +124,7 @@ def test_a_size_at_which_the_model_cannot_run_bounds_the_search_from_either_side
         return sized(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=size <= memory)
 
     for memory, expected in ((1000, 37), (20, 20), (3, 3), (2, None)):
-        points = size_search.search(measure, memory, start=8, limit=65536)
+        points = max_batch.search(measure, memory, start=8, limit=65536)
         assert max((point.size for point in points if point.fits), default=None) == expected
 
 
@@ -135,9 +135,9 @@ def test_the_line_is_the_least_squares_one_through_the_points_near_the_largest()
     # Slope 5 through (10, 51), (12, 59), (14, 71); mean size 12, mean bytes 181/3; intercept 181/3 - 60 = 1/3. (1, 999)
     # is too far away.
     points = [point(1, 999), point(10, 51), point(12, 59), point(14, 71)]
-    assert size_search.fit_line(points, 14) == (5, 0, 1)
-    assert size_search.fit_line(points[:2], 1) == (round((51 - 999) / 9), 999 + 105, 0)
-    assert size_search.fit_line(points[:1], 1) is None
+    assert max_batch.fit_line(points, 14) == (5, 0, 1)
+    assert max_batch.fit_line(points[:2], 1) == (round((51 - 999) / 9), 999 + 105, 0)
+    assert max_batch.fit_line(points[:1], 1) is None
 
 
 # --- against pencil and paper -----------------------------------------------------------------------------------------

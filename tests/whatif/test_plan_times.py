@@ -14,8 +14,8 @@ import fxmem
 from fxmem.errors import ExceededError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan
+from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.plans.proposals import apply_regions
 from fxmem.whatif.verified_plan import survey

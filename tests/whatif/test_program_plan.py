@@ -15,12 +15,11 @@ from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import plan as plan_command
 from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.hardware.context import give_room
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Target
+from fxmem.records.units import Application
 from fxmem.whatif import card_fit
-from fxmem.whatif.program_edits import ProgramEdits
-from fxmem.whatif.program_step import program_step
+from fxmem.whatif.program_step import ProgramEdits, program_step
 
 SCRIPT = """
 import torch

@@ -18,8 +18,7 @@ from fxmem.show.text.fits import fits_table
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import shard
-from fxmem.whatif.mesh_bound import list_candidates, shorten
-from fxmem.whatif.shard import find_meshes
+from fxmem.whatif.shard import find_meshes, list_candidates, shorten
 from tests.sharded_models import Llama, loss, tokens
 from tests.verbs import called
 

@@ -21,15 +21,14 @@ from torch.utils.checkpoint import checkpoint
 import fxmem
 from fxmem import analyze
 from fxmem.errors import AnalysisError, ExceededError, UsageError
-from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.catalogue import CATALOGUE
 from fxmem.memory import liveness
 from fxmem.planning import STRATEGIES
 from fxmem.planning.estimate import estimate
 from fxmem.planning.regions.cost_tables import CostTables
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Phase
-from fxmem.records.units import format_bytes
+from fxmem.records.units import Application, format_bytes
 from fxmem.simulation.recording.observe.fx_writer import GraphWriter
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest

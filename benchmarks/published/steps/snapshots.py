@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from fxmem.memory.allocator.addresses import AddressSpace
+from fxmem.memory.allocator.blocks import AddressSpace
 
 from . import Peaks, Program, Step
 from .loops import leaf, measure, meta

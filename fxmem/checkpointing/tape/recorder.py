@@ -38,16 +38,15 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.op_signature import OpSignature, find_argument, find_tensors, read_signature
-from fxmem.checkpointing.rng_states import Generators
-from fxmem.checkpointing.tape.host_copies import HostCopies, HostMemory, HostStandIn
-from fxmem.checkpointing.tape.layout import read_layout
-from fxmem.checkpointing.tape.survey import Survey
+from fxmem.checkpointing.recompute import Generators
+from fxmem.checkpointing.tape.host_copies import HostCopies, HostMemory, HostStandIn, read_layout
 from fxmem.checkpointing.tape.values import (
     EmptyTensor,
     Need,
     OpKey,
     OutsideInput,
     SavedStandIn,
+    Survey,
     TapedOp,
     TapedValue,
     ValueInput,

@@ -13,8 +13,7 @@ from torch import nn
 from fxmem.checkpointing import subclass
 from fxmem.checkpointing.tape.host_copies import HostMemory
 from fxmem.checkpointing.tape.recorder import Tape, rematerialize
-from fxmem.checkpointing.tape.survey import Survey
-from fxmem.checkpointing.tape.values import OpKey, ValueKey
+from fxmem.checkpointing.tape.values import OpKey, Survey, ValueKey
 from fxmem.errors import PlanWarning
 from fxmem.planning import StretchPath
 from fxmem.records.plan import Region, Result

@@ -27,8 +27,8 @@ from fxmem._torch.common import tree_map_only
 from fxmem.cli.spec_names import is_file_reference, is_reference
 from fxmem.cli.specs import BuiltModel
 from fxmem.cli.specs.configs import required_parameters
-from fxmem.cli.specs.construction import construct, construct_with_values
-from fxmem.cli.specs.references import importable, load
+from fxmem.cli.specs.models import construct, construct_with_values
+from fxmem.cli.specs.recipes import importable, load
 from fxmem.errors import FxmemError, UsageError
 from fxmem.simulation.processes.process_guard import process_unchanged
 from fxmem.simulation.recording.error_advice import user_code_error

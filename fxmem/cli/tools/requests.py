@@ -10,8 +10,8 @@ from pydantic import Field
 
 from fxmem.cli.spec_names import split_reference
 from fxmem.errors import UsageError
-from fxmem.records.names import AnyMode, Precision
 from fxmem.records.profile import Many, Record
+from fxmem.records.units import AnyMode, Precision
 
 _COLLECTIONS: Final = ("torchvision", "timm", "hf")
 

@@ -26,7 +26,7 @@ from fxmem.errors import UsageError
 from fxmem.memory.budget import parse_bytes
 from fxmem.memory.report_reader import load_report
 from fxmem.records import schemas
-from fxmem.records.explanation import Explanation
+from fxmem.records.shortage import Explanation
 from fxmem.show.facts import find_fit
 from fxmem.show.text.explanation import summarize
 

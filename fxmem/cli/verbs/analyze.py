@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.next_command import next_for
 from fxmem.cli.options import REPORT_OUTPUT, SUBJECT
-from fxmem.cli.output import check_output, write_report
+from fxmem.cli.output import check_output, next_for, write_report
 from fxmem.cli.parser import argument
 from fxmem.cli.step import read_step
 

@@ -63,10 +63,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem compare`; return the exit code and the text for stdout."""
     from fxmem.memory.allocator import known_levels, read_settings
     from fxmem.memory.comparison import compare
-    from fxmem.memory.samples import shorten_step
+    from fxmem.memory.liveness import shorten_step
     from fxmem.show import plots
     from fxmem.show.text import comparison as comparison_reporting
-    from fxmem.show.text.growth import summarize_growth
+    from fxmem.show.text.comparison import summarize_growth
 
     check_output(options)
     check_markdown(options)

@@ -30,7 +30,7 @@ from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.cli.step import ProgramWords
-    from fxmem.records.explanation import Explanation
+    from fxmem.records.shortage import Explanation
 
 BRIEF = "why did it run out of memory? from the error, a log, a snapshot"
 DESCRIPTION = (
@@ -114,7 +114,7 @@ def read_explanation(files: Sequence[str]) -> Explanation:
     """Read a snapshot, or one text; several, or a folder of them, are one job's log."""
     from fxmem.memory.shortage import read_messages
     from fxmem.memory.snapshots import is_pickle, read_dump, report_dump
-    from fxmem.records.explanation import Explanation
+    from fxmem.records.shortage import Explanation
 
     source = " ".join(files)
     listed = (sorted(filter(_is_text, each.rglob("*"))) if each.is_dir() else [each] for each in map(Path, files))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.next_command import next_for_report
 from fxmem.cli.options import GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET, TORCH
-from fxmem.cli.output import check_output, write_report
+from fxmem.cli.output import check_output, next_for_report, write_report
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_generation, check_generation, with_defaults

@@ -12,7 +12,7 @@ from fxmem.cli.output import check_drawing, write_drawing, write_file
 from fxmem.cli.parser import argument, flag, grouped
 from fxmem.cli.step import PlannedSubject, read_budget, read_planned_step
 from fxmem.errors import UsageError
-from fxmem.records.names import Heat
+from fxmem.records.units import Heat
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
@@ -130,7 +130,7 @@ def load_after(options: argparse.Namespace, report: Profile) -> StepAfter | None
         UsageError: it is of other inputs, or for another target.
     """
     from fxmem.memory import report_reader
-    from fxmem.memory.samples import shorten_step
+    from fxmem.memory.liveness import shorten_step
     from fxmem.show.plots import StepAfter
 
     if options.after is None:

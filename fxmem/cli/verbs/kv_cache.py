@@ -10,7 +10,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import build_changed_module, require_torch, with_defaults
 from fxmem.errors import UsageError
-from fxmem.records.names import ENGINES
+from fxmem.records.units import ENGINES
 
 BRIEF = "how many tokens fit a serving engine's KV cache?"
 DESCRIPTION = (
@@ -53,7 +53,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem kv-cache`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
-    from fxmem.show.text.serving import serving_table
+    from fxmem.show.text.fits import serving_table
 
     check_output(options)
     options = with_defaults(options, STEP)

@@ -21,8 +21,8 @@ from fxmem.cli.step import (
     read_program,
 )
 from fxmem.errors import ExceededError, UsageError
-from fxmem.records.names import Application
 from fxmem.records.registry import STRATEGIES
+from fxmem.records.units import Application
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
@@ -126,7 +126,7 @@ def _write_code(options: argparse.Namespace, plan: Plan) -> str:
 
 def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[int, str]:
     """The `activation_memory_budget` of a compiled step."""
-    from fxmem.show.text import compile_plan as reporting
+    from fxmem.show.text import plan as reporting
 
     given = [f"--{name}" for name in ("application", "code", "svg") if getattr(options, name)]
     given += ["--host-memory"] if options.host_memory else []
@@ -139,10 +139,12 @@ def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | N
         raise UsageError("expected --compile with --budget: what the compiled step may take")
     with Progress(options.quiet) as progress:
         analysis = analyze_model(options, progress)
-        from fxmem.whatif.compile_plan import plan_compiled
+        from fxmem.whatif.verified_plan import plan_compiled
 
         plan = plan_compiled(analysis, budget, progress)
-    return _exit_code(plan), write_json(options, plan.model_dump_json, lambda: reporting.table(plan, **layout(options)))
+    return _exit_code(plan), write_json(
+        options, plan.model_dump_json, lambda: reporting.budget_table(plan, **layout(options))
+    )
 
 
 def _plan_step(

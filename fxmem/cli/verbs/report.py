@@ -87,7 +87,7 @@ def _try_changes(options: argparse.Namespace, step: ProfiledStep) -> Advice | No
 
 def _write_snapshot(options: argparse.Namespace) -> None:
     from fxmem.memory.snapshots import read_dump, report_dump
-    from fxmem.records.explanation import Explanation
+    from fxmem.records.shortage import Explanation
     from fxmem.show.html import snapshot_html
 
     if options.plan is not None or options.budget is not None or options.after is not None:

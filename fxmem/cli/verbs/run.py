@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from fxmem.cli.next_command import next_for_program
 from fxmem.cli.options import QUIET, RANKS, REPORT_OUTPUT, TARGET, TORCH
-from fxmem.cli.output import check_folder, check_output, write_report
+from fxmem.cli.output import check_folder, check_output, next_for_program, write_report
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
-from fxmem.records.names import AS_IS, MAX_OPERATORS, STEADY, STEPS
+from fxmem.records.units import AS_IS, MAX_OPERATORS, STEADY, STEPS
 
 BRIEF = "does your own training script fit, untouched?"
 DESCRIPTION = (

@@ -62,9 +62,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 def make_keeper(options: argparse.Namespace) -> PageKeeper:
     """The pages of the step that the options describe."""
-    from fxmem.cli.server.app import PageKeeper
-    from fxmem.cli.server.choice import change_options
-    from fxmem.cli.server.worker import write_page
+    from fxmem.cli.server.app import PageKeeper, change_options, write_page
 
     return PageKeeper(lambda choice: write_page(change_options(options, choice)), lambda: watched_files(options))
 
@@ -79,7 +77,7 @@ def watched_files(options: argparse.Namespace) -> Iterator[Path]:
 
 def write_live_page(options: argparse.Namespace) -> str:
     """The page around that of the step."""
-    from fxmem.cli.server.choice import PRECISIONS, find_sizes
+    from fxmem.cli.server.app import PRECISIONS, find_sizes
     from fxmem.hardware import catalogue
     from fxmem.show.html import live_html
 

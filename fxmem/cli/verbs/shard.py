@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     with Progress(options.quiet) as progress:
         progress("loading torch")
         from fxmem.simulation.ranks import Mesh, MeshPlan, check_offload
-        from fxmem.whatif import resize, shard
+        from fxmem.whatif import shard, source
 
         count, target = shard.read_cards(options.cards)
         check_offload(options.offload)
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         request = step_request(options, target=target)
         built, args, kwargs = build_step(options, progress)
         if options.seq is not None:
-            args, kwargs = resize.resize_sequences(built.module, args, kwargs, options.seq)
+            args, kwargs = source.resize_sequences(built.module, args, kwargs, options.seq)
         fits = shard.find_meshes(
             built.module,
             replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from fxmem.cli.next_command import next_for
 from fxmem.cli.options import REPORT_OUTPUT, SUBJECT, by_form, check_form
-from fxmem.cli.output import check_output, layout, write_file, write_json, write_report
+from fxmem.cli.output import check_output, layout, next_for, write_file, write_json, write_report
 from fxmem.cli.parser import argument, flag, grouped, repeatable
 from fxmem.cli.step import read_step
 from fxmem.errors import UsageError

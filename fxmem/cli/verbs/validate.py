@@ -12,7 +12,7 @@ from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import ProgramWords, adapt, build_step, read_program, replace, require_torch, step_request
 from fxmem.errors import UsageError
-from fxmem.records.names import STEPS, MeasuredDevice
+from fxmem.records.units import STEPS, MeasuredDevice
 
 if TYPE_CHECKING:
     from fxmem.records.validation import Verdict
@@ -86,7 +86,7 @@ def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[in
     require_torch()
     with Progress(options.quiet) as progress:
         progress("loading torch")
-        from fxmem.validation.validate_program import validate_program
+        from fxmem.validation.validate import validate_program
 
         verdict = validate_program(
             (program.program, *program.arguments),

@@ -1,6 +1,6 @@
 """Reading and writing by index or mask, embeddings, sorting and searching.
 
-What CUB takes for itself is known of sorting (`fxmem.hardware.cublas`); of scans and selections it is some kilobytes,
+What CUB takes for itself is known of sorting (`fxmem.hardware.context`); of scans and selections it is some kilobytes,
 and left out.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import ceil, log, log2, prod
 from typing import Any
 
-from fxmem.hardware.cublas import SCAN_BYTES, radix_sort_bytes
+from fxmem.hardware.context import SCAN_BYTES, radix_sort_bytes
 from fxmem.hardware.hidden_memory import Events, alloc, free, output
 from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, layouts_among, undetermined
 from fxmem.hardware.tensor_layouts import ITEM_BYTES, TensorLayout, broadcast_shapes, is_tensor, read_layout

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from fxmem.hardware.cublas import CublasWorkspaces
+from fxmem.hardware.context import CublasWorkspaces
 from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, output
 from fxmem.hardware.tensor_layouts import MemoryFormat, TensorLayout, is_tensor, read_layout
 from fxmem.records.profile import Record, Target

@@ -11,7 +11,7 @@ workspaces open, because cuDNN is asked for a whole model at once:
 Nothing here imports torch, and cuDNN is loaded in a child process only.
 """
 
-from fxmem.hardware.cublas import CUBLAS_VARIABLES as CUBLAS_VARIABLES
+from fxmem.hardware.context import CUBLAS_VARIABLES as CUBLAS_VARIABLES
 from fxmem.hardware.hidden_memory import ConvSignature as ConvSignature
 from fxmem.hardware.hidden_memory import HeldBuffer as HeldBuffer
 from fxmem.hardware.hidden_memory import HiddenMemory as HiddenMemory
@@ -22,10 +22,9 @@ from fxmem.hardware.workspaces.collector import Collector as Collector
 from fxmem.hardware.workspaces.collector import CpuCollector as CpuCollector
 from fxmem.hardware.workspaces.collector import Seen as Seen
 from fxmem.hardware.workspaces.collector import SeenOp as SeenOp
-from fxmem.hardware.workspaces.copy_in import copy_in_memory as copy_in_memory
-from fxmem.hardware.workspaces.cudnn_cache import cache_directory as cache_directory
 from fxmem.hardware.workspaces.cudnn_client import ASKING as ASKING
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary as CudnnLibrary
+from fxmem.hardware.workspaces.cudnn_client import cache_directory as cache_directory
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces as conv_workspaces
 from fxmem.hardware.workspaces.cudnn_client import find_cudnn as find_cudnn
 from fxmem.hardware.workspaces.cudnn_client import read_cudnn_folder as read_cudnn_folder
@@ -37,4 +36,5 @@ from fxmem.hardware.workspaces.driverless import apply_rule as apply_rule
 from fxmem.hardware.workspaces.driverless import find_seen as find_seen
 from fxmem.hardware.workspaces.insertion import BareLog as BareLog
 from fxmem.hardware.workspaces.insertion import TimedOp as TimedOp
+from fxmem.hardware.workspaces.insertion import copy_in_memory as copy_in_memory
 from fxmem.hardware.workspaces.insertion import insert_workspaces as insert_workspaces

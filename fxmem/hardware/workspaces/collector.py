@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.cublas import cublas_workspaces
+from fxmem.hardware.context import cublas_workspaces
 from fxmem.hardware.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, output
 from fxmem.hardware.operators import Call, ConvSettings, Platform, find_operator, short_name
 from fxmem.hardware.operators.attention import CUDNN_ATTENTION_VERSION
@@ -25,8 +25,8 @@ from fxmem.hardware.releases import find_release
 from fxmem.hardware.tensor_layouts import is_tensor, read_layout
 from fxmem.hardware.workspaces.cudnn_client import OLDEST, CudnnLibrary, conv_workspaces, version_number
 from fxmem.hardware.workspaces.driverless import ASKED, GUESSES, HOW, apply_rule, find_seen
-from fxmem.records.names import GRAPH_POOL, PLANS_BY_TIMING
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
+from fxmem.records.units import GRAPH_POOL, PLANS_BY_TIMING
 
 _MOST_RESERVED = 1.5
 """Where a card has less than so many times what a step's tensors and one workspace take, it may be short of memory for

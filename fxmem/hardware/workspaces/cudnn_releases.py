@@ -15,10 +15,10 @@ from importlib import metadata
 from pathlib import Path
 
 from fxmem.errors import EnvironmentLacksError, UsageError
-from fxmem.hardware.workspaces.cudnn_cache import cache_directory
 from fxmem.hardware.workspaces.cudnn_client import (
     OLDEST,
     CudnnLibrary,
+    cache_directory,
     find_cudnn,
     is_built_for,
     read_cudnn_folder,

@@ -22,7 +22,7 @@ from fxmem.memory.allocator.peak import CardRun as CardRun
 from fxmem.memory.allocator.peak import complete_timeline as complete_timeline
 from fxmem.memory.allocator.peak import known_levels as known_levels
 from fxmem.memory.allocator.peak import read_settings as read_settings
-from fxmem.memory.allocator.replay import replay as replay
+from fxmem.memory.allocator.peak import replay as replay
 from fxmem.memory.allocator.settings import DEFAULT_SETTINGS as DEFAULT_SETTINGS
 from fxmem.memory.allocator.settings import AllocatorSettings as AllocatorSettings
 from fxmem.memory.allocator.stats import OutOfMemory as OutOfMemory

@@ -22,8 +22,7 @@ from copy import copy
 from typing import Final
 
 from fxmem.errors import UsageError
-from fxmem.memory.allocator.addresses import AddressSpace
-from fxmem.memory.allocator.blocks import Block, Pool, Range
+from fxmem.memory.allocator.blocks import AddressSpace, Block, Pool, Range
 from fxmem.memory.allocator.settings import (
     DEFAULT_SETTINGS,
     MIN_BLOCK,

@@ -10,11 +10,10 @@ from typing import Final
 
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.stats import OutOfMemory
+from fxmem.memory.figures import find_place
 from fxmem.memory.module_tree import describe
-from fxmem.memory.user_code import find_place
-from fxmem.records.names import GRAPH_INPUT
 from fxmem.records.profile import Kind, MeasuredPhase, Phase, PhaseSpan, Profile, Storage
-from fxmem.records.units import format_bytes
+from fxmem.records.units import GRAPH_INPUT, format_bytes
 
 
 @dataclass(frozen=True)

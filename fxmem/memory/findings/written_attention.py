@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
 
-from fxmem.memory.user_code import name_call
+from fxmem.memory.figures import name_call
 from fxmem.records.profile import Node, Phase, Profile
 
 _PRODUCTS: Final = frozenset("matmul bmm baddbmm einsum".split())

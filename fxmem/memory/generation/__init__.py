@@ -17,7 +17,7 @@ from fxmem.memory.generation.loop_steps import LoopEvent as LoopEvent
 from fxmem.memory.generation.loop_steps import LoopStep as LoopStep
 from fxmem.memory.generation.loop_steps import LoopSteps as LoopSteps
 from fxmem.memory.generation.loop_steps import find_events as find_events
-from fxmem.memory.generation.phases import name_phases as name_phases
 from fxmem.memory.generation.token_replay import TokenReplay as TokenReplay
+from fxmem.memory.generation.token_replay import name_phases as name_phases
 from fxmem.memory.generation.token_replay import replay_tokens as replay_tokens
 from fxmem.memory.generation.token_replay import requested_by_token as requested_by_token

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fxmem.memory.shortage.cause import find_cause
+from fxmem.memory.shortage.messages import find_cause
 from fxmem.memory.snapshots.reader import (
     ALLOC,
     FREE,
@@ -33,8 +33,17 @@ from fxmem.memory.snapshots.reader import (
     describe_frames,
     find_place,
 )
-from fxmem.records.shortage import OutOfMemoryMessage
-from fxmem.records.snapshot import GrownLine, Holder, InTheWay, Level, Piece, PieceState, SegmentMap, SnapshotReport
+from fxmem.records.shortage import (
+    GrownLine,
+    Holder,
+    InTheWay,
+    Level,
+    OutOfMemoryMessage,
+    Piece,
+    PieceState,
+    SegmentMap,
+    SnapshotReport,
+)
 
 _MOST: Final = 40
 """Stacks, lines in the way and segments that are kept."""

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fxmem.hardware.links import FETCHED_AHEAD, SENT_AHEAD
+from fxmem.hardware.catalogue import FETCHED_AHEAD, SENT_AHEAD
 from fxmem.hardware.step_time import card_ends
 from fxmem.planning import tuning
 from fxmem.planning.lookups import Floats, Ints, first_saves, group

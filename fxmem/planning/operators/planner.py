@@ -10,19 +10,16 @@ from typing import NamedTuple
 
 from fxmem.planning import tuning
 from fxmem.planning.lookups import group
-from fxmem.planning.operators.calls import OperatorCall, OperatorValue
-from fxmem.planning.operators.choices import RecomputeChoice
+from fxmem.planning.operators.choices import OperatorCall, OperatorValue, RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import Offloads
-from fxmem.planning.operators.region_choices import RegionChoices
-from fxmem.planning.operators.reruns import RerunCutter
+from fxmem.planning.operators.reruns import RegionChoices, RerunCutter
 from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.planner import Planner
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
-from fxmem.records.units import sum_known
+from fxmem.records.units import Application, sum_known
 
 
 class Choice(NamedTuple):

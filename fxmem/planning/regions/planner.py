@@ -25,15 +25,13 @@ from fxmem.planning.regions.candidates import (
     worthwhile_cuts,
     writes_in_place,
 )
-from fxmem.planning.regions.cost_tables import CostTables
+from fxmem.planning.regions.cost_tables import CostTables, OpCosts
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
-from fxmem.planning.regions.op_costs import OpCosts
 from fxmem.planning.regions.plan_text import Lines, describe_regions, find_lines, has_edit, write_edits
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Profile
-from fxmem.records.units import sum_known
+from fxmem.records.units import Application, sum_known
 
 
 class Planner(PlanFinder):

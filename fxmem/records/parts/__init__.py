@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fxmem.records.parts.base import Count as Count
 from fxmem.records.parts.run import ANEW as ANEW
 from fxmem.records.parts.run import IN_CYCLES as IN_CYCLES
 from fxmem.records.parts.run import ONLY_TORCH as ONLY_TORCH
@@ -17,6 +16,7 @@ from fxmem.records.parts.step import Collective as Collective
 from fxmem.records.parts.step import CollectiveKind as CollectiveKind
 from fxmem.records.parts.step import CompileRecord as CompileRecord
 from fxmem.records.parts.step import CompileSettings as CompileSettings
+from fxmem.records.parts.step import Count as Count
 from fxmem.records.parts.step import EngineUse as EngineUse
 from fxmem.records.parts.step import GenerationPeak as GenerationPeak
 from fxmem.records.parts.step import GenerationRun as GenerationRun

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from fxmem.records.names import OF_FRAMES, OF_GRAPH
-from fxmem.records.parts.base import Bytes, Count, Many, Record
+from fxmem.records.parts.step import Bytes, Count, Many, Record
+from fxmem.records.units import OF_FRAMES, OF_GRAPH
 
 # --- what follows an epoch of a program -------------------------------------------------------------------------------
 

@@ -7,10 +7,10 @@ a line. Names are untrusted text and are escaped. Everything is computed from re
 
 from __future__ import annotations
 
-from fxmem.records.names import Heat
+from fxmem.records.units import Heat
+from fxmem.show.graph.dot import dot_source, render
 from fxmem.show.graph.hierarchy_data import hierarchy_data
 from fxmem.show.graph.picture import OVERVIEW, DrawingOptions
-from fxmem.show.graph.render import dot_source, render
 from fxmem.show.graph.svg_document import Drawing
 
 __all__ = [

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import is_product
 from fxmem.memory.figures import sum_figures
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Phase, Profile, Timeline
-from fxmem.records.units import format_bytes, format_flops
+from fxmem.records.units import Application, format_bytes, format_flops
 from fxmem.show.plan_facts import check_same_step
 
 

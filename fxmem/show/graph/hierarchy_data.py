@@ -10,10 +10,8 @@ from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
 from fxmem.show.graph import labels
-from fxmem.show.graph.boxes import View
-from fxmem.show.graph.composition import Hierarchy, find_reads, make_hierarchy
-from fxmem.show.graph.labels import NOTE_SIZE, PAD, TITLE_SIZE, UniqueIds
-from fxmem.show.graph.phrases import describe_peak, describe_recomputed
+from fxmem.show.graph.boxes import Hierarchy, View, find_reads, make_hierarchy
+from fxmem.show.graph.labels import NOTE_SIZE, PAD, TITLE_SIZE, UniqueIds, describe_peak, describe_recomputed
 from fxmem.show.graph.picture import Box, DrawingOptions, Frame, Picture, count_recomputed
 from fxmem.show.svg import fit, text_width
 

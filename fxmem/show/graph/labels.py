@@ -12,14 +12,186 @@ from math import ceil
 
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.module_tree import call_name
-from fxmem.records.names import Heat
 from fxmem.records.profile import Kind, Node, Profile
-from fxmem.records.units import format_bytes, format_flops, printable
-from fxmem.show.facts import describe_outputs, flops_sum
-from fxmem.show.graph import phrases
-from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
+from fxmem.records.units import Heat, exact_bytes, format_bytes, format_flops, format_shape, printable
+from fxmem.show.facts import describe_outputs, describe_source, flops_sum
+from fxmem.show.graph.checkpoints import Checkpoint, describe_effect, sum_freed
 from fxmem.show.graph.picture import Box, Frame, Picture, count_recomputed, display_name, heat_value
 from fxmem.show.svg import text_width
+
+# The parts of a drawn graph in words: names, the peak, a plan, and tooltips.
+
+
+_LONGEST_PLACE = 22
+"""Characters of a name beside a peak, in a box."""
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def relative_path(module: str, outside: str) -> str:
+    """The path as seen from inside another module."""
+    return module.removeprefix(f"{outside}.") if outside else module
+
+
+def class_name(drawing: Picture, module: str) -> str:
+    """The class of a module; empty where it is not known."""
+    return drawing.profile.modules.get(module, "")
+
+
+_MOST_NAMED = 3
+
+
+def join_names(names: Sequence[str], most: int = _MOST_NAMED) -> str:
+    """At most `most` names, with a comma between them, and how many more there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+
+
+def span_names(first: str, last: str) -> str:
+    """`layers.1-31` for `layers.1` to `layers.31`. Both names where more differs than their last number."""
+    if first == last:
+        return first
+    start, end = re.fullmatch(r"(.*?)(\d+)", first), re.fullmatch(r"(.*?)(\d+)", last)
+    return f"{first}-{end[2]}" if start and end and start[1] == end[1] else f"{first} to {last}"
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def peak_words(drawing: Picture) -> str:
+    """How high the peak is and when it falls."""
+    peak = drawing.timeline.peak
+    return f"{format_bytes(peak.requested_bytes)} alive, in {peak.phase}"
+
+
+def describe_recomputed(drawing: Picture, box: Box) -> str:
+    """How much of a box backward runs again, and what that frees; empty where it is nothing."""
+    again = count_recomputed(drawing, box)
+    if not again:
+        return ""
+    part = f"recomputes {again} of {len(box.shown)} calls" if len(box.shown) > 1 else "recomputed in backward"
+    freed = sum_freed(box.checkpoints)
+    return f"{part}, frees {format_bytes(freed)}" if freed else part
+
+
+def describe_checkpoints(box: Box) -> str:
+    """How many checkpoints are within a box, and what they free and cost."""
+    number = sum(times for _, times in box.checkpoints)
+    return f"{number} checkpoint{'s' if number > 1 else ''} inside: {describe_effect(box.checkpoints)}"
+
+
+def describe_alias(drawing: Picture, index: int) -> str:
+    """Whose memory the node's result lies in, if not in its own."""
+    nodes = drawing.profile.nodes
+    owner = nodes[index].view_of
+    if owner is None:
+        return ""
+    return f"{'in place on' if index in drawing.in_place else 'view of'} {display_name(nodes[owner])}"
+
+
+def describe_peak(drawing: Picture, box: Box, *, outside: str = "") -> str:
+    """What to say of the peak; names are as seen from `outside`, and in the tooltip alone where they are long."""
+    if not box.peak or drawing.peak_node is None:
+        return ""
+    peak = drawing.timeline.peak
+    where = printable(relative_path(display_name(drawing.profile.nodes[drawing.peak_node]), outside))
+    at = "" if len(box.shown) == 1 or (outside and len(where) > _LONGEST_PLACE) else f" at {where}"
+    return f"PEAK {format_bytes(peak.requested_bytes)} in {peak.phase}{at}"
+
+
+# --- tooltips ---------------------------------------------------------------------------------------------------------
+
+
+def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[str]:
+    """The lines of the tooltip of a box, given its calls."""
+    node = nodes[-1]
+    if box.kind in ("module", "group"):
+        yield from _place_lines(drawing, box.module, box.first, box.last, box.alike)
+        yield f"{len(nodes)} calls: {join_names([display_name(each) for each in nodes], 8)}"
+    else:
+        yield f"{join_names([each.name for each in nodes], 8)}: {node.op} {node.target}"
+        yield from _place_lines(drawing, box.module, box.first, box.last, box.alike)
+        for tensor in node.outputs:
+            yield f"output {format_shape(tensor.shape)} {tensor.dtype}"
+        if alias := describe_alias(drawing, box.shown[-1]):
+            yield alias
+    shown = set(box.shown)
+    if parameters := [display_name(drawing.profile.nodes[index]) for index in box.nodes if index not in shown]:
+        yield f"first to read {join_names(parameters, 8)}"
+    yield from _sum_lines(box.figures)
+    if box.times > 1:
+        yield f"drawn once for {box.times} equal ones; the figures are those of each, live the largest of all"
+    if again := describe_recomputed(drawing, box):
+        yield again
+    if box.checkpoints:
+        yield describe_checkpoints(box)
+    if box.references:
+        yield f"also reads {join_names([display_name(drawing.profile.nodes[index]) for index in box.references], 8)}"
+    if len(nodes) == 1 and node.source is not None:
+        yield describe_source(node.source)
+    if box.peak:
+        yield describe_peak(drawing, box)
+
+
+def frame_tooltip(drawing: Picture, frame: Frame) -> Iterator[str]:
+    """The lines of a module's tooltip."""
+    yield from _place_lines(drawing, frame.module, frame.first, frame.last, frame.alike)
+    yield from _sum_lines(frame.figures)
+
+
+def checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) -> Iterator[str]:
+    """The lines of the tooltip of a checkpointed region."""
+    first, last = (drawing.profile.nodes[node].name for node in (checkpoint.first_node, checkpoint.last_node - 1))
+    size = checkpoint.last_node - checkpoint.first_node
+    modules = "" if checkpoint.region is None or not checkpoint.region.modules else f"{checkpoint.region.title}: "
+    yield f"checkpoint: {modules}{first}{f' to {last}' if last != first else ''}, {size} node{'s' if size > 1 else ''}"
+    if frame.alike > 1:
+        yield f"the first of {frame.alike} equal ones, drawn once; the figures are those of each"
+    if checkpoint.region is None:
+        yield "the program itself checkpoints it; the figures inside are as it runs"
+        most = format_flops(checkpoint.extra_flops)
+        yield f"FLOPs run again: at most {most}, less where what comes last keeps nothing"
+    else:
+        yield f"frees {exact_bytes(checkpoint.region.freed_bytes)} of what is saved for backward"
+        yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
+        kept, recomputed, offloaded = checkpoint.results
+        if kept:
+            products = ", ".join(map(str, checkpoint.region.keeps))
+            yield f"keeps the results of its products {products} (counted from 0), which do not run again"
+        if offloaded:
+            yield f"{offloaded} saved results of its operators wait in the host's memory"
+        if recomputed:
+            one_by_one = "saved results of its operators, one by one; nothing of the program runs twice"
+            yield f"recomputes {recomputed} {one_by_one}"
+        elif checkpoint.region.random:
+            yield "keeps the state of the random number generator"
+        else:
+            yield "draws no random numbers"
+        if checkpoint.region.source is not None:
+            yield describe_source(checkpoint.region.source)
+        if not drawing.is_after:
+            yield "the figures inside are those of the step without the plan"
+    if not frame.whole:
+        yield f"only what is in {drawing.focus} is drawn"
+
+
+def _place_lines(drawing: Picture, module: str, first: str, last: str, alike: int) -> Iterator[str]:
+    kind = class_name(drawing, module)
+    yield (f"module {module}" if module else "the model itself") + (f" ({kind})" if kind else "")
+    if last:
+        yield f"{first} to {last}" + (f", {alike} equal ones" if alike > 1 else "")
+
+
+def _sum_lines(figures: Figures) -> Iterator[str]:
+    yield f"saved for backward {exact_bytes(figures.saved)}"
+    yield f"output {exact_bytes(figures.output)}"
+    yield f"parameters and buffers {exact_bytes(figures.params)}"
+    yield f"scratch {exact_bytes(figures.scratch)}"
+    yield f"live {exact_bytes(figures.live)}" if figures.live else "runs no operator"
+    yield f"FLOPs {flops_sum(figures.forward)} forward, {flops_sum(figures.backward)} backward"
+
 
 HEATS: dict[Heat, str] = {
     "saved": "bytes kept for backward",
@@ -45,7 +217,6 @@ _STEP_OF_WIDTH = 20.0
 _USUAL = 60
 """Percent of the boxes that the usual width is enough for."""
 _GAP = 14.0
-_MOST_NAMED = 3
 _LONGEST_NAME = 40
 """Characters; beyond, a run of checkpoints goes without the names of its first and last."""
 
@@ -111,14 +282,10 @@ def frame_words(drawing: Picture, *, figures: bool = True) -> list[FrameWords]:
         if frame.gathered > 1:
             name = f"{frame.gathered} small operators: {name}"
         # A run of several calls or modules is no module itself.
-        kind = (
-            phrases.class_name(drawing, frame.module)
-            if frame.first in ("", frame.module) and not frame.gathered
-            else ""
-        )
+        kind = class_name(drawing, frame.module) if frame.first in ("", frame.module) and not frame.gathered else ""
         notes = [kind, *([f"x{frame.alike}"] if frame.alike > 1 else [])]
         notes += _frame_figures(drawing.heat, frame) if figures else []
-        note, tooltip = ", ".join(filter(None, notes)), phrases.frame_tooltip(drawing, frame)
+        note, tooltip = ", ".join(filter(None, notes)), frame_tooltip(drawing, frame)
         words = FrameWords(ids.make(frame.module), printable(name), printable(note), tuple(map(printable, tooltip)))
         found.append(words)
     return found
@@ -135,7 +302,7 @@ def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, id
         which = printable(_own_span(frame.first, frame.last, outside_of(drawing, frame.parent)))
         name = f"checkpoint x{frame.alike}" + (f": {which}" if len(which) <= _LONGEST_NAME else "")
     says = describe_effect([(checkpoint, 1)], each=frame.alike)
-    tooltip = tuple(map(printable, phrases.checkpoint_tooltip(drawing, frame, checkpoint)))
+    tooltip = tuple(map(printable, checkpoint_tooltip(drawing, frame, checkpoint)))
     return FrameWords(ids.make(drawing.profile.nodes[checkpoint.first_node].name), name, says, tooltip, checkpoint=True)
 
 
@@ -181,7 +348,7 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Word
     is_silent = box.kind in ("alias", "input", "output", "step") and not value
     figure = "" if is_silent else _figure(drawing.heat, value, box.figures, box.times)
     lines = [printable(line) for line in _box_lines(drawing, box, nodes, note)]
-    mark = phrases.describe_peak(drawing, box, outside=box.module)
+    mark = describe_peak(drawing, box, outside=box.module)
     room = _GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0
     return Words(
         box_id(ids, box, nodes),
@@ -189,7 +356,7 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Word
         figure,
         tuple(lines),
         mark,
-        tuple(map(printable, phrases.box_tooltip(drawing, box, nodes))),
+        tuple(map(printable, box_tooltip(drawing, box, nodes))),
         heat_step(value, largest),
         value / largest if value else 0.0,
         count_recomputed(drawing, box) / len(box.shown),
@@ -211,14 +378,12 @@ def box_size(title: str, room: float, lines: Sequence[str], mark: str) -> tuple[
 
 def _own_span(first: str, last: str, outside: str) -> str:
     """The names of the first and last of several as seen from inside another module; of one alone, its own."""
-    return (
-        phrases.span_names(_own_name(first, outside), _own_name(last, outside)) if last else _own_name(first, outside)
-    )
+    return span_names(_own_name(first, outside), _own_name(last, outside)) if last else _own_name(first, outside)
 
 
 def _own_name(module: str, outside: str) -> str:
     """The path as seen from inside another module; a number keeps the name of what it is a number of."""
-    own = phrases.relative_path(module, outside)
+    own = relative_path(module, outside)
     return f"{outside.rpartition('.')[2]}.{own}" if own[:1].isdigit() and own != module else own
 
 
@@ -236,7 +401,7 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
         return _own_span(box.first, box.last, outside), f"{len(nodes)} calls"
     if box.kind == "module":
         called = call_name(node) if len(nodes) == 1 else f"{len(nodes)} calls"
-        note = ", ".join(filter(None, (phrases.class_name(drawing, box.module), called)))
+        note = ", ".join(filter(None, (class_name(drawing, box.module), called)))
         return _own_span(box.module, box.last, outside), note
     if box.kind == "input":
         return call_name(node), "input"
@@ -251,17 +416,17 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
 
 
 def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> Iterator[str]:
-    alias = phrases.describe_alias(drawing, box.shown[-1]) if box.kind in ("call", "alias") else ""
+    alias = describe_alias(drawing, box.shown[-1]) if box.kind in ("call", "alias") else ""
     if described := shape_line(nodes, note):
         yield described
     each = box.times > 1 and drawing.heat not in LARGEST
     counted = [f"{name} {text}" for name, text in _figures(box.figures) if each or name != drawing.heat]
     if alias or counted:
         yield ("each " if each else "") + ", ".join(filter(None, (alias, *counted)))
-    if again := phrases.describe_recomputed(drawing, box):
+    if again := describe_recomputed(drawing, box):
         yield again
     if box.references:
-        yield f"reads {phrases.join_names([display_name(drawing.profile.nodes[node]) for node in box.references])}"
+        yield f"reads {join_names([display_name(drawing.profile.nodes[node]) for node in box.references])}"
 
 
 def shape_line(nodes: Sequence[Node], note: str) -> str:

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 from fxmem.errors import UsageError
 from fxmem.memory.figures import Figures
-from fxmem.records.names import Heat
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, Profile, Timeline
+from fxmem.records.units import Heat
 from fxmem.show.graph.checkpoints import Checkpoint
 
 OVERVIEW = 25

@@ -20,9 +20,9 @@ from fxmem.show.graph.labels import (
     FrameWords,
     Words,
     heat_scale,
+    peak_words,
 )
 from fxmem.show.graph.layout import HEADING, EdgeLine, GraphLayout, Rectangle
-from fxmem.show.graph.phrases import peak_words
 from fxmem.show.graph.picture import Picture
 from fxmem.show.plan_facts import plan_words
 from fxmem.show.sections import Fact

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
+from fxmem.memory.by_layer import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, percent, short_bytes
 from fxmem.show import facts
-from fxmem.show.finding_facts import finding_facts
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html.page import fill_template
 from fxmem.show.html.tables import largest_table
-from fxmem.show.palette import LIGHT
+from fxmem.show.plan_facts import finding_facts
 from fxmem.show.run_facts import made_up, run_facts
+from fxmem.show.svg import LIGHT
 
 _MOST_ROWS = 1000
 """Rows in the tree at most; beyond, its deepest levels are left out."""

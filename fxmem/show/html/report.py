@@ -19,12 +19,11 @@ from fxmem.records.profile import Profile, ProgramRun, Timeline
 from fxmem.show import facts
 from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
 from fxmem.show.html.changes import best_changes
-from fxmem.show.html.links import link_data, script_json
-from fxmem.show.html.page import fill_page, read_asset
+from fxmem.show.html.page import fill_page, link_data, read_asset, script_json
 from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
 from fxmem.show.html.tables import alive_table, node_table
 from fxmem.show.plots import PlottedStep, StepAfter, icicle_svg, run_svg, step_after, timeline_svg
-from fxmem.show.plots.axes import step_title
+from fxmem.show.plots.xy_plot import step_title
 from fxmem.show.run_facts import made_up, run_facts
 
 _WIDEST = 1150.0
@@ -64,7 +63,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         options: what else to show.
 
     Raises:
-        FxmemError: the graph could not be drawn; see `fxmem.show.graph.render`.
+        FxmemError: the graph could not be drawn; see `fxmem.show.graph.dot`.
     """
     plan = options.plan
     drawing = DrawingOptions(max_boxes=options.max_boxes, plan=plan)

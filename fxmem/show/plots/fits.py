@@ -7,8 +7,19 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.records.fits import FITS_WORDS, NONE, Fits, Point
 from fxmem.records.units import format_bytes, format_seconds
-from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE, PlotArea, round_step
-from fxmem.show.plots.xy_plot import XYDot, XYLine, lay_out, xy_plot
+from fxmem.show.plots.xy_plot import (
+    EDGE,
+    NARROWEST,
+    ROW,
+    SIZE,
+    STYLE,
+    PlotArea,
+    XYDot,
+    XYLine,
+    lay_out,
+    round_step,
+    xy_plot,
+)
 from fxmem.show.svg import document, fit, text
 
 # --- the peak against the size of an input, and where it stops fitting ------------------------------------------------

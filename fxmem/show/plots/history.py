@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fxmem.records.snapshot import SnapshotReport
+from fxmem.records.shortage import SnapshotReport
 from fxmem.records.units import exact_bytes, format_bytes
-from fxmem.show.plots.axes import EDGE, LEFT, NARROWEST, ROW, STYLE, PlotArea, round_step
-from fxmem.show.plots.xy_plot import XYDot, XYLine, xy_plot
+from fxmem.show.plots.xy_plot import EDGE, LEFT, NARROWEST, ROW, STYLE, PlotArea, XYDot, XYLine, round_step, xy_plot
 from fxmem.show.svg import document, group, rect, text
 
 _RIGHT = 84.0

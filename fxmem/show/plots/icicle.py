@@ -8,12 +8,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fxmem.memory.module_rows import Part, parts_at_peak
+from fxmem.memory.by_layer import Part, parts_at_peak
 from fxmem.memory.module_tree import find_runs
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show import facts
-from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE, heading, step_title
+from fxmem.show.plots.xy_plot import EDGE, NARROWEST, ROW, SIZE, STYLE, heading, step_title
 from fxmem.show.svg import document, fit, group, kind_class, rect, text, text_width
 
 _HEIGHT = 30.0

@@ -7,8 +7,19 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fxmem.records.units import format_bytes
-from fxmem.show.plots.axes import EDGE, LEFT, NARROWEST, ROW, SIZE, STYLE, PlotArea, round_step
-from fxmem.show.plots.xy_plot import XYDot, XYLine, xy_plot
+from fxmem.show.plots.xy_plot import (
+    EDGE,
+    LEFT,
+    NARROWEST,
+    ROW,
+    SIZE,
+    STYLE,
+    PlotArea,
+    XYDot,
+    XYLine,
+    round_step,
+    xy_plot,
+)
 from fxmem.show.svg import document, fit, text
 
 _RIGHT = 64.0

@@ -9,10 +9,21 @@ from fxmem.hardware.context import room_bytes
 from fxmem.memory.forecast import Forecast, forecast
 from fxmem.records.profile import Profile, ProgramRun, Round
 from fxmem.records.units import format_bytes, printable
-from fxmem.show.plots.axes import EDGE, IN_SCALE, LEFT, NARROWEST, ROW, SIZE, STYLE, PlotArea, round_step
-from fxmem.show.plots.xy_plot import XYDot, XYLine, xy_plot
-from fxmem.show.run_facts import describe_counts
-from fxmem.show.run_growth import describe_host
+from fxmem.show.plots.xy_plot import (
+    EDGE,
+    IN_SCALE,
+    LEFT,
+    NARROWEST,
+    ROW,
+    SIZE,
+    STYLE,
+    PlotArea,
+    XYDot,
+    XYLine,
+    round_step,
+    xy_plot,
+)
+from fxmem.show.run_facts import describe_counts, describe_host
 from fxmem.show.svg import document, fit, path, text, text_width
 
 _RIGHT = 84.0

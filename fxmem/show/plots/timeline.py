@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import Levels
+from fxmem.memory.liveness import Sample, samples
 from fxmem.memory.module_tree import describe
-from fxmem.memory.samples import Sample, samples
 from fxmem.records.plan import Plan, PlannedStep
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show import facts
-from fxmem.show.plots.axes import (
+from fxmem.show.plots.run import run_plot
+from fxmem.show.plots.xy_plot import (
     EDGE,
     IN_SCALE,
     LEFT,
@@ -34,7 +35,6 @@ from fxmem.show.plots.axes import (
     spread,
     step_title,
 )
-from fxmem.show.plots.run import run_plot
 from fxmem.show.svg import circle, document, fit, group, kind_class, path, rect, text, text_width
 
 _CACHE_IN_SCALE = 4

@@ -11,8 +11,8 @@ from rich.text import Text
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
 from fxmem.show.facts import header_facts, target_facts
-from fxmem.show.finding_facts import list_findings
-from fxmem.show.run_growth import growth_facts
+from fxmem.show.plan_facts import list_findings
+from fxmem.show.run_facts import growth_facts
 from fxmem.show.sections import Fact, Section, Table, TableColumn, make_table
 from fxmem.show.text.tables import Column, fit, grid, label_content, lay_out_sections, render
 

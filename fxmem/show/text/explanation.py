@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fxmem.records.explanation import Explanation
+from fxmem.records.shortage import Explanation
 from fxmem.show.export.markdown_parts import write_sections
-from fxmem.show.reproduction_facts import reproduction_sections
 from fxmem.show.sections import Section
-from fxmem.show.shortage_facts import shortage_sections
-from fxmem.show.snapshot_facts import snapshot_sections
+from fxmem.show.shortage_facts import reproduction_sections, shortage_sections, snapshot_sections
 from fxmem.show.text.tables import render_sections
 
 

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.memory.module_tree import find_runs, mask_numbers, name_alike
-from fxmem.records.plan import CurvePoint, Plan, Region
-from fxmem.records.profile import SourceLine
-from fxmem.records.units import format_bytes, format_flops, percent, printable
-from fxmem.show.facts import header_facts
+from fxmem.records.plan import CompilePlan, CurvePoint, Plan, Region
+from fxmem.records.profile import Peak, SourceLine
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent, printable
+from fxmem.show.facts import header_facts, target_facts
 from fxmem.show.plan_facts import effect_facts, effect_table, format_change, summarize
 from fxmem.show.sections import Fact, Section
 from fxmem.show.text.tables import facts, fit, fit_left, label_content, lay_out_sections, note, numbered, render, ruled
@@ -136,3 +136,40 @@ def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
             keeps=count * first.keeps,
             sent=count * first.sent,
         )
+
+
+# A plan for a compiled step as text: what each `activation_memory_budget` takes, beside the plan of eager code.
+
+
+_WIDE = 72
+"""Columns from which on what the allocator reserves is shown."""
+
+
+def budget_table(plan: CompilePlan, *, width: int = 100, color: bool = False) -> str:
+    """The plan as text whose lines are at most `width` columns wide (at least 60)."""
+    left = format_bytes(plan.budget_bytes - plan.after.counted_bytes)
+    found = [
+        Fact("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
+        *target_facts(plan, plan.after),
+        Fact("Code", "from torch._functorch import config"),
+        Fact("", f"config.activation_memory_budget = {plan.chosen:g}"),
+    ]
+    wide = width >= _WIDE
+    steps = ruled("", "Step", "Peak", "of", *(["Reserved"] if wide else []), left=("", "Step"))
+    for mark, name, peak in _rows(plan):
+        reserved = "-" if peak.reserved_bytes is None else format_bytes(peak.reserved_bytes)
+        share = percent(peak.counted_bytes, plan.eager.counted_bytes)
+        steps.add_row(mark, name, format_bytes(peak.counted_bytes), share, *([reserved] if wide else []))
+    parts = [facts(header_facts(plan)), label_content("Steps", steps), facts(found)]
+    return render(parts, max(width, 60), color)
+
+
+def _rows(plan: CompilePlan) -> Iterator[tuple[str, str, Peak]]:
+    yield "", "eager", plan.eager
+    if plan.plan is not None and plan.plan.regions:
+        extra = plan.plan.extra_fraction
+        again = "" if extra is None else f", {100 * extra:+.1f} %"
+        yield "", f"eager, {plan.plan.chosen}{again}", plan.plan.after
+    for point in plan.points:
+        share = point.activation_memory_budget
+        yield "->" if share == plan.chosen else "", f"compiled, {share:g}" if share < 1 else "compiled", point.peak

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fxmem.show.terminal import columns
-from fxmem.show.text import advice, by_layer, by_line, comparison, compile_plan, explanation, fits, plan, serving
+from fxmem.show.text import advice, by_layer, by_line, comparison, explanation, fits, plan
 
 TABLES: Final[Mapping[str, Callable[..., str]]] = {
     "Advice": advice.table,
-    "CompilePlan": compile_plan.table,
+    "CompilePlan": plan.budget_table,
     "Explanation": explanation.table,
     "Fits": fits.fits_table,
     "LayerReport": by_layer.table,
     "LineReport": by_line.table,
     "Plan": plan.table,
-    "ServeSize": serving.serving_table,
+    "ServeSize": fits.serving_table,
     "StepComparison": comparison.table,
 }
 """By the name of its class."""

@@ -8,12 +8,12 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.memory.module_rows import Row, fold_small, module_rows, select_rows, step_rows, total_row
+from fxmem.memory.by_layer import Row, fold_small, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes, to_words
 from fxmem.show import facts as findings
 from fxmem.show.facts import flops_sum
-from fxmem.show.finding_facts import finding_facts
+from fxmem.show.plan_facts import finding_facts
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.text.tables import (
     GAP,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -10,13 +12,177 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.asked import known_values, legal_values
-from fxmem.simulation.asked.bounded_shapes import bound_result
 from fxmem.simulation.asked.checks import find_going_on_value, find_passing_value
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.asked.real_reads import RealReads, find_deciding
 from fxmem.simulation.asked.routing import BALANCED, Routing, Rule
-from fxmem.simulation.code.source_lines import checking_frame, is_stepping, optimizer_frame, program_place
+from fxmem.simulation.code.source_lines import checking_frame, is_stepping, optimizer_frame, program_place, user_frame
+
+# Upper bounds of results whose shapes depend on data: every element is picked, no two are equal.
+#
+# A FakeTensor has no values to pick by. What a program allocates for such results is then at most what is computed
+# here.
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def picks_by_mask(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is `x[mask]`, whose result follows from no metadata."""
+    return func is aten.index.Tensor and any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
+def bound_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, distinct: bool) -> tuple[Any, str] | None:
+    """The largest result that an operator can have, and what is taken for granted; None for every other operator.
+
+    `distinct`: also of `unique`, as if no two elements were equal; models loop over the classes that it finds.
+    """
+    bound = _BOUNDS.get(str(func)) or (_DISTINCT.get(str(func)) if distinct else None)
+    return None if bound is None else bound(*args, **kwargs)
+
+
+def _nonzero(tensor: torch.Tensor) -> tuple[Any, str]:
+    places = torch.empty(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device)
+    return places.t(), "nonzero: every place"
+
+
+def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Any, str]:
+    count = torch.broadcast_tensors(tensor, mask)[0].numel()  # type: ignore[no-untyped-call]
+    return tensor.new_empty(count), "masked_select: every element"
+
+
+def _index(tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Any, str]:
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            places.append(index)
+            continue
+        places += torch.empty(index.dim(), index.numel(), dtype=torch.int64, device=index.device).t().unbind(1)
+    return aten.index.Tensor(tensor, places), "x[mask]: every element"
+
+
+def _unique(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
+    classes = legal_values.find_bound(tensor)
+    count, device = min(tensor.numel(), classes or tensor.numel()), tensor.device
+    # On a card the result is as large as the input before it shrinks, and a storage does not shrink.
+    values = torch.empty(tensor.numel() if device.type == "cuda" else count, dtype=tensor.dtype, device=device)
+    values = values.resize_(count)
+    inverse = torch.empty(tensor.shape, dtype=torch.int64, device=device)
+    return (values, inverse, torch.empty(count, dtype=torch.int64, device=device)), "unique: no two elements equal"
+
+
+def _unique_of_index(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
+    values, no_inverse = torch.empty_like(tensor), torch.empty(0, dtype=torch.int64, device=tensor.device)
+    return (values, no_inverse), "index_fill's gradient: no two indices equal"
+
+
+def _unique_dim(tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[Any, str]:
+    rows = torch.empty(tensor.shape[dim], dtype=torch.int64, device=tensor.device)
+    return (torch.empty_like(tensor), rows, torch.empty_like(rows)), "unique: no two rows equal"
+
+
+def _whether_nested(*_: Any) -> tuple[Any, str]:
+    return False, "nested tensors of an encoder: every token, padding too"
+
+
+def _nms(boxes: torch.Tensor, *_: Any) -> tuple[Any, str]:
+    return torch.empty(boxes.shape[0], dtype=torch.int64, device=boxes.device), "nms: every box"
+
+
+def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) -> tuple[Any, str]:
+    return torch.empty(repeats.numel(), dtype=repeats.dtype, device=repeats.device), "repeat_interleave: each once"
+
+
+def _bincount(tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> tuple[Any, str]:
+    count = max(legal_values.find_bound(tensor) or 1, minlength)
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return torch.empty(count, dtype=dtype, device=tensor.device), f"bincount: {count} bins"
+
+
+def _coalesce(tensor: torch.Tensor) -> tuple[Any, str]:
+    return torch_wrappers.sparse_parts(tensor)[0].shape[1], "coalesce: no two places equal"
+
+
+_BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
+    "aten.nonzero.default": _nonzero,
+    "aten.masked_select.default": _masked_select,
+    "aten.index.Tensor": _index,
+    "torchvision.nms.default": _nms,
+    "aten.bincount.default": _bincount,
+    "aten.repeat_interleave.Tensor": _repeat_interleave,
+    "aten._unique.default": _unique_of_index,
+    "aten._coalesce.default": _coalesce,
+    "aten._nested_tensor_from_mask_left_aligned.default": _whether_nested,
+}
+_DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
+    **dict.fromkeys(("aten._unique2.default", "aten.unique_consecutive.default"), _unique),
+    "aten.unique_dim.default": _unique_dim,
+}
+
+
+# What a model reads of its tensors in a real run.
+#
+# Some models decide by their data: which experts run, how many boxes there are, when a loop ends. Their forward and
+# loss run once on the CPU, on a copy with real values (`fxmem.simulation.step.model.real_model`); what each operator
+# reads whose result hangs on values is kept. The fake run then finds these values where it comes to the same line.
+
+
+_Place = tuple[Any, str, int]
+"""Operator, file and line of the program."""
+_HANGING = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_SELECTIONS = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default})
+_NO_KERNELS = frozenset({"prim", "prims", "profiler"})
+
+
+class RealReads:
+    """Values that a real run has read, by place, in order."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Place, list[list[torch.Tensor]]] = {}
+        self._next: collections.Counter[_Place] = collections.Counter()
+
+    def note(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Keep what an operator of the real run reads."""
+        self._found.setdefault(_place(func), []).append([each.detach().clone() for each in find_deciding(func, args)])
+
+    def begin(self) -> None:
+        """Another run of the same program begins."""
+        self._next.clear()
+
+    def give(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Give an operator's fakes the values that they had in the real run. None where it came here less often."""
+        if not hangs_on_values(func, args):
+            return
+        place = _place(func)
+        number, known = self._next[place], self._found.get(place, [])
+        self._next[place] += 1
+        fakes = list(find_deciding(func, args))
+        if number >= len(known) or [t.shape for t in fakes] != [t.shape for t in known[number]]:
+            return
+        for fake, value in zip(fakes, known[number], strict=True):
+            if isinstance(fake, torch_common.FakeTensor) and not known_values.is_known(fake):
+                known_values.attach(fake, value)
+
+
+def find_deciding(func: Any, args: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    """The tensors whose values decide: of a selection the mask, of other operators all."""
+    return torch_common.iterate_tensors(args[1:] if func in _SELECTIONS else args)
+
+
+def hangs_on_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator's result, or its shape, may follow from values."""
+    if func is torch.ops.aten.index.Tensor:
+        return picks_by_mask(func, args)
+    if func.namespace == "aten":
+        return not _HANGING.isdisjoint(func.tags)
+    return func.namespace not in _NO_KERNELS
+
+
+def _place(func: Any) -> _Place:
+    frame = user_frame(sys._getframe(1))
+    return (func, "", 0) if frame is None else (func, frame.f_code.co_filename, frame.f_lineno)
+
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
-from fxmem.memory.pinned import PinnedPool
+from fxmem.memory.allocator_acts import PinnedPool
 from fxmem.simulation.card.python_objects import count_copied
 from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.recording.observe.observer import Observer

@@ -15,9 +15,8 @@ from fxmem.simulation.asked.routing import Rule
 from fxmem.simulation.asked.values import MadeUpValues
 from fxmem.simulation.card.block_trace import BlockTrace
 from fxmem.simulation.card.card_memory import CardMemory, LiveBytes, Part, PartPeak
-from fxmem.simulation.card.card_thread import CardThread
+from fxmem.simulation.card.card_thread import CardThread, Roots
 from fxmem.simulation.card.device_border import Border
-from fxmem.simulation.card.root_modules import Roots
 from fxmem.simulation.processes.sandbox.isolation import Isolation
 
 

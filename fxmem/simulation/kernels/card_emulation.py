@@ -36,19 +36,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from fxmem._torch import common as torch_common
-from fxmem._torch import jagged as torch_jagged
 from fxmem._torch import kernels as torch_kernels
+from fxmem._torch import wrappers as torch_jagged
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.compiler.inlined import outside_compiler
-from fxmem._torch.imports import patch_when_imported
+from fxmem._torch.compiler.dynamo import outside_compiler
+from fxmem._torch.modules import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import MATH_ATTENTION
 from fxmem.records.profile import Assumption, Target
+from fxmem.records.units import MATH_ATTENTION
 from fxmem.simulation.kernels import package_operators
-from fxmem.simulation.kernels.attention.backend_rules import attention_backend, can_run
-from fxmem.simulation.kernels.attention.backends import attend
-from fxmem.simulation.kernels.attention.call import (
+from fxmem.simulation.kernels.attention.backend_rules import (
     CUDNN,
     DEFAULT_ORDER,
     EFFICIENT,
@@ -56,9 +54,12 @@ from fxmem.simulation.kernels.attention.call import (
     AttentionCall,
     AttentionSettings,
     Operand,
+    attention_backend,
+    can_run,
     order_of_this_process,
     read_settings,
 )
+from fxmem.simulation.kernels.attention.backends import attend
 from fxmem.simulation.kernels.fake_kernels import FAKE_KERNELS
 from fxmem.simulation.kernels.recurrent import run_rnn
 

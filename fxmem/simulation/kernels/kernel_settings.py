@@ -36,8 +36,8 @@ from fxmem.hardware.workspaces import (
     read_cudnn_folder,
     version_number,
 )
-from fxmem.records.names import Sdpa
 from fxmem.records.profile import Record, Target
+from fxmem.records.units import Sdpa
 
 SDPA_BACKENDS: Final[dict[Sdpa, tuple[SDPBackend, ...]]] = {
     "auto": (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION),

@@ -18,8 +18,8 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.asked import known_values
-from fxmem.simulation.kernels.composites import Answer, Kernel, composes
 from fxmem.simulation.kernels.fake_kernels import answers
+from fxmem.simulation.kernels.inner_ops import Answer, Kernel, composes
 
 aten = torch.ops.aten
 parts = torch_wrappers.sparse_parts

@@ -21,7 +21,7 @@ import torch
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
-from fxmem.records.names import GRAPH_POOL
+from fxmem.records.units import GRAPH_POOL
 
 _POOL: Final = 32
 _ELSEWHERE: Final = 1 + 2 * _POOL

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fxmem.simulation.asked.routing import read_rule
 from fxmem.simulation.processes.sandbox.isolation import IsolationSettings
-from fxmem.simulation.program.command import Launch
-from fxmem.simulation.program.given_values import find_unread, read_given
 from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart, run_as_main
-from fxmem.simulation.program.launchers import check_program, find_started
+from fxmem.simulation.program.launchers import Launch, check_program, find_started
+from fxmem.simulation.program.recorded_code import find_unread, read_given
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
     is_recording,
@@ -15,7 +14,7 @@ from fxmem.simulation.program.recorded_program import (
     mark_step,
     record,
 )
-from fxmem.simulation.program.run_settings import RunSettings
+from fxmem.simulation.program.watch import RunSettings
 
 __all__ = [
     "IsolationSettings",

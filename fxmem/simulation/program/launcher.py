@@ -28,9 +28,14 @@ from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.code.source_lines import forget_lines
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings
 from fxmem.simulation.processes.sandbox.process import run_apart
-from fxmem.simulation.program.command import Launch, notebook_cells
-from fxmem.simulation.program.launchers import check_program, find_started
-from fxmem.simulation.program.process_replacement import HandedOver, handing_over
+from fxmem.simulation.program.launchers import (
+    HandedOver,
+    Launch,
+    check_program,
+    find_started,
+    handing_over,
+    notebook_cells,
+)
 from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
@@ -38,10 +43,9 @@ from fxmem.simulation.program.recorded_program import (
     record,
     record_rank,
 )
-from fxmem.simulation.program.run_settings import RunSettings
-from fxmem.simulation.ranks.mailbox import Mailbox
-from fxmem.simulation.ranks.world import World
-from fxmem.simulation.recording.compiled.timed_answers import Answered, Answers, answer_all_ways
+from fxmem.simulation.program.watch import RunSettings
+from fxmem.simulation.ranks.mailbox import Mailbox, World
+from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers, answer_all_ways
 from fxmem.simulation.run.host_memory import measure_dynamo
 
 _Around = Callable[[], contextlib.AbstractContextManager[Any]]

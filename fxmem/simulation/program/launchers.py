@@ -15,18 +15,86 @@ import dataclasses
 import functools
 import importlib
 import io
+import json
+import linecache
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import UsageError, closest, one_line
-from fxmem.simulation.program.command import Launch
+from fxmem.hardware.catalogue import PER_MACHINE
+from fxmem.simulation.processes.sandbox.network import command_words
+
+# A program on the command line, and what a notebook means there.
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A program on the command line: `python train.py --batch-size 64`, or `python -m pkg.train`."""
+
+    program: str
+    """A file, a module's name, or a launcher: `torchrun`, `accelerate`, `python`."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    ranks: int | None = None
+    """How many ranks there are, of which it runs as one; None for one process alone."""
+    rank: int | None = None
+    """Which of them; None for one of each class of equal ranks, of which the largest is shown."""
+    per_machine: int = PER_MACHINE
+    """How many ranks a machine has."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that its launcher sets."""
+    launcher: str = ""
+    """What its launcher starts besides it, in words; empty for nothing."""
+    typed: str = ""
+    """The command line with its launcher; empty where there is none."""
+
+    @property
+    def command(self) -> str:
+        """As it was typed."""
+        return self.typed or " ".join([*(["-m"] if self.is_module else []), self.program, *self.arguments])
+
+    @property
+    def is_notebook(self) -> bool:
+        """Whether it is a Jupyter notebook."""
+        return not self.is_module and self.program.endswith(".ipynb")
+
+
+def notebook_cells(file: str) -> Iterator[tuple[str, str]]:
+    """Name and Python text of each code cell; lines that are IPython's (`%time`, `!pip`) are left out.
+
+    Raises:
+        UsageError: no notebook.
+    """
+    try:
+        with open(file, encoding="utf-8") as stream:
+            cells = json.load(stream)["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"expected a Jupyter notebook in {file}, got something else: {error}") from error
+    for number, source in enumerate(sources, 1):
+        if source.lstrip().startswith("%%") and not source.lstrip().startswith(_PYTHON_CELLS):
+            continue
+        lines = [_blank(line) for line in source.splitlines(keepends=True)]
+        name = f"{file}[{number}]"
+        linecache.cache[name] = len(source), None, lines, name
+        yield name, "".join(lines)
+
+
+_PYTHON_CELLS: Final = ("%%time", "%%timeit", "%%capture")
+
+
+def _blank(line: str) -> str:
+    """A line, or `pass` in its place where it is IPython's."""
+    indented = line.lstrip()
+    return line if not indented.startswith(("%", "!")) else line[: len(line) - len(indented)] + "pass\n"
 
 
 def find_started(program: Launch) -> Launch:
@@ -334,3 +402,53 @@ _MODULES: Final[dict[str, _Read]] = {
     "accelerate.commands.accelerate_cli": _read_accelerate,
     "deepspeed.launcher.runner": _read_deepspeed,
 }
+
+
+# Where a program starts another one in its place, which runs there instead: `axolotl train`, `swift sft`.
+#
+# `os.exec*` always does. A command that only starts Python, waits for it and ends, is known by its name.
+
+
+_STARTERS: Final = ("llamafactory-cli", "llamafactory.cli", "swift", "swift.cli.main")
+"""Commands and modules of LLaMA-Factory 0.9 and ms-swift 4.6."""
+
+
+class HandedOver(BaseException):
+    """What a program starts in its place."""
+
+    def __init__(self, started: Launch) -> None:
+        self.started = started
+
+
+@contextlib.contextmanager
+def handing_over(program: Launch) -> Iterator[None]:
+    """Raise `HandedOver` where the program would start another in its place."""
+    with torch_common.wrap(os, "execv", _replace), torch_common.wrap(os, "execve", _replace):
+        if os.path.basename(program.program) not in _STARTERS:
+            yield
+            return
+        with torch_common.wrap(subprocess.Popen, "__init__", _start):
+            yield
+
+
+def _replace(
+    original: Callable[..., NoReturn], path: Any, words: Sequence[Any], environment: Mapping[Any, Any] | None = None
+) -> NoReturn:
+    _hand_over(words, environment)
+    original(path, words, *([] if environment is None else [environment]))
+
+
+def _start(original: Callable[..., None], process: Any, args: Any, *further: Any, **settings: Any) -> None:
+    _hand_over(args, settings.get("env"))
+    original(process, args, *further, **settings)
+
+
+def _hand_over(args: Any, environment: Mapping[Any, Any] | None) -> None:
+    """Raise `HandedOver` for a command line that is Python's or a launcher's; return for any other."""
+    first, *words = command_words(args) or ("",)
+    changed = {os.fsdecode(name): os.fsdecode(value) for name, value in (environment or {}).items()}
+    variables = tuple((name, value) for name, value in changed.items() if os.environ.get(name) != value)
+    started = Launch(first, tuple(words), environment=variables)
+    if find_launcher(started) is not None:
+        with contextlib.suppress(UsageError):  # as `python -c`
+            raise HandedOver(find_started(started))

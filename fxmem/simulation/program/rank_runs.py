@@ -21,8 +21,8 @@ from fxmem.simulation.code.profiled_step import ReportedStep
 from fxmem.simulation.processes.executor import Cost, current_backend, largest_child_bytes, run_jobs
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings
 from fxmem.simulation.processes.sandbox.process import run_apart, run_within
-from fxmem.simulation.program.command import Launch
-from fxmem.simulation.program.run_settings import RunSettings
+from fxmem.simulation.program.launchers import Launch
+from fxmem.simulation.program.watch import RunSettings
 from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fxmem._torch import autograd as torch_autograd
@@ -14,12 +18,14 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.errors import UsageError, one_line
 from fxmem.hardware.workspaces import Seen
-from fxmem.records.names import GRAPH_POOL, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, ProgramRun, Step
+from fxmem.records.units import GRAPH_POOL, OWN_LOSS, Mode
+from fxmem.simulation.asked.made_up import given_note
+from fxmem.simulation.card.card_thread import has_target_tensors
 from fxmem.simulation.card.device_border import CardMode
 from fxmem.simulation.card.machine import PretendedMachine
-from fxmem.simulation.card.root_modules import has_target_tensors
 from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import Rounds
@@ -313,3 +319,42 @@ class RecordedCode(Subject):
             engines=() if self.watch.engines is None else self.watch.engines.uses,
             **found,
         )
+
+
+# Values that the user gives for what a program reads of the card: `--value train.py:41=0.5`.
+
+
+_EXPECTED = "expected --value FILE:LINE=VALUE with a number, a list, true, false, FILE.npy or FILE.pt"
+
+
+def read_given(words: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Read values by line, as `Made up` names it. Raises UsageError."""
+    found: dict[str, torch.Tensor] = {}
+    for word in words:
+        parts = re.fullmatch(r"(?:\./)?(.+?:\d+)=(.+)", word)
+        if parts is None:
+            raise UsageError(f"{_EXPECTED}; got {word!r}")
+        try:
+            found[parts[1]] = _read(parts[2])
+        except Exception as error:  # whatever json, numpy, torch and the system say of it
+            raise UsageError(f"{_EXPECTED}; got {word!r}: {one_line(error)}") from error
+    return found
+
+
+def _read(text: str) -> torch.Tensor:
+    suffix = Path(text).suffix
+    if suffix == ".npy":
+        value = torch.from_numpy(np.load(text, allow_pickle=False))
+    elif suffix == ".pt":
+        value = torch.load(text, map_location="cpu", weights_only=True)
+    else:
+        value = torch.tensor(json.loads({"True": "true", "False": "false"}.get(text, text)))
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        raise ValueError("it holds no numbers")
+    return value.detach()
+
+
+def find_unread(given: Mapping[str, torch.Tensor], run: ProgramRun | None) -> Iterator[str]:
+    """The lines at which none of the values was read."""
+    read = {each.what for each in (run.made_up if run else ())}
+    return (place for place in given if given_note(place) not in read)

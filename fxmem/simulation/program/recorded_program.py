@@ -14,7 +14,6 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.allocator import CardRun, complete_timeline
-from fxmem.records.names import AS_IS, MAX_OPERATORS
 from fxmem.records.parts import CompileRecord, CompileSettings, HostUse
 from fxmem.records.profile import (
     MadeUp,
@@ -27,7 +26,7 @@ from fxmem.records.profile import (
     Target,
     Timeline,
 )
-from fxmem.records.units import format_bytes
+from fxmem.records.units import AS_IS, MAX_OPERATORS, format_bytes
 from fxmem.simulation.card.card_memory import describe_shortage
 from fxmem.simulation.card.machine import make_machine
 from fxmem.simulation.code.profiled_step import ProfiledStep
@@ -38,13 +37,12 @@ from fxmem.simulation.processes.process_guard import postpone_interrupts
 from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings, isolate_block
 from fxmem.simulation.program.recorded_code import RecordedCode
 from fxmem.simulation.program.rounds import FinishedRound
-from fxmem.simulation.program.run_settings import RunSettings
-from fxmem.simulation.program.watch import make_watch
-from fxmem.simulation.ranks.world import World
+from fxmem.simulation.program.watch import RunSettings, make_watch
+from fxmem.simulation.ranks.mailbox import World
 from fxmem.simulation.recording.error_advice import describe_end
 from fxmem.simulation.recording.wiring import make_recording
 from fxmem.simulation.run.host_memory import measure_dynamo
-from fxmem.simulation.step.run import require_device
+from fxmem.simulation.step.model_step import require_device
 
 _TO_ITS_END: Final = "ran to its end"
 

@@ -16,7 +16,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.simulation.card.root_modules import Roots, has_target_tensors
+from fxmem.simulation.card.card_thread import Roots, has_target_tensors
 from fxmem.simulation.recording.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.recording.observe.node_ledger import NodeLedger
 from fxmem.simulation.recording.observe.observer import Observer, PendingCall

@@ -18,7 +18,7 @@ import torch
 
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
-from fxmem.memory.user_code import choose_line
+from fxmem.memory.figures import choose_line
 from fxmem.records.profile import Kind, PartOfRound, Phase, Profile, Round
 from fxmem.simulation.card.card_memory import Part, PartPeak
 from fxmem.simulation.card.machine import PretendedMachine

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fxmem.errors import UsageError, closest
-from fxmem.records.names import Precision
+from fxmem.records.units import Precision
 
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

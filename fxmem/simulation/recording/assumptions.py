@@ -7,15 +7,14 @@ from collections.abc import Iterator
 
 import torch
 
-from fxmem.hardware.catalogue import size_assumption
+from fxmem.hardware.catalogue import NCCL_PUBLISHED, size_assumption
 from fxmem.hardware.context import HOST_BYTES, context_range, format_range
-from fxmem.hardware.links import NCCL_PUBLISHED
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
-from fxmem.records.names import COMPILED_AS_EAGER, REAL_VALUES
 from fxmem.records.parts import CompileRecord
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
-from fxmem.simulation.asked import stop_rule
+from fxmem.records.units import COMPILED_AS_EAGER, REAL_VALUES
+from fxmem.simulation.asked import checks
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.recording.recording import FinishedRun, Recording
@@ -56,11 +55,11 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
         middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
         yield "values", f"a single random number drawn on the CPU is {middle}"
     if run.recording.stop_rule.was_asked:
-        yield "generation", stop_rule.ASSUMED
+        yield "generation", checks.ASSUMED
     yield from (("generation", text) for text in run.rollouts)
     yield from _engines(run)
     if run.recording.stop_rule.was_drafted:
-        yield "generation", stop_rule.DRAFTS_ASSUMED
+        yield "generation", checks.DRAFTS_ASSUMED
     if values.reads is not None:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
         made_up = "weights and inputs without data are made up (ids are all 0), and others may decide otherwise"

@@ -13,7 +13,7 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.parts import Collective, CollectiveKind, RankedStep, RankGroup
 from fxmem.records.profile import Kind
-from fxmem.simulation.ranks.world import World
+from fxmem.simulation.ranks.mailbox import World
 from fxmem.simulation.recording.observe.event_log import StepLog
 
 _KINDS: Final[dict[str, CollectiveKind]] = {

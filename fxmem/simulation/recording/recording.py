@@ -23,23 +23,23 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import kernels as torch_kernels
-from fxmem._torch import triton as torch_triton
+from fxmem._torch import kernels as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.jagged import fakes_have_nested_ints
+from fxmem._torch.wrappers import fakes_have_nested_ints
 from fxmem.errors import FxmemError
 from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector
 from fxmem.records.parts import CompileRecord, EngineUse
 from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation.asked import known_values
-from fxmem.simulation.asked.stop_rule import StopRule
+from fxmem.simulation.asked.checks import StopRule
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels import card_emulation, subclass_ways
 from fxmem.simulation.kernels.kernel_settings import asked_cudnns, convolution_settings, is_deterministic
-from fxmem.simulation.kernels.stand_in_modules import StandInModules
 from fxmem.simulation.kernels.streams import Streams
+from fxmem.simulation.kernels.subclass_ways import StandInModules
 from fxmem.simulation.processes.process_guard import process_unchanged
-from fxmem.simulation.ranks.world import World
+from fxmem.simulation.ranks.mailbox import World
 from fxmem.simulation.recording import flops
 from fxmem.simulation.recording.collectives import Collectives
 from fxmem.simulation.recording.error_advice import explain_error

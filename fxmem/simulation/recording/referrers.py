@@ -20,7 +20,7 @@ import torch
 
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.pause_gc import unfreeze_gc
-from fxmem.simulation.code.holder_names import Owner
+from fxmem.simulation.code.round_rule import Owner
 from fxmem.simulation.code.source_lines import is_own_file, program_frames, variables
 from fxmem.simulation.recording.observe.event_log import StepLog
 

@@ -24,11 +24,10 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.records.names import BUCKET, OF_FRAMES, OF_GRAPH
 from fxmem.records.profile import Kind
-from fxmem.simulation.code.holder_names import Owner, find_names, split_path
-from fxmem.simulation.code.loaded_modules import program_files, program_modules
-from fxmem.simulation.code.source_lines import loop_variables, program_frames, variables
+from fxmem.records.units import BUCKET, OF_FRAMES, OF_GRAPH
+from fxmem.simulation.code.round_rule import Owner, find_names, split_path
+from fxmem.simulation.code.source_lines import loop_variables, program_files, program_frames, program_modules, variables
 from fxmem.simulation.code.source_trees import find_number
 from fxmem.simulation.code.source_uses import Limit, find_limits, has_limits, read_sources
 from fxmem.simulation.recording.observe.event_log import StepLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
-from fxmem.simulation.ranks.world import World
+from fxmem.simulation.ranks.mailbox import World
 from fxmem.simulation.recording.recording import EagerCode, Recording, Subject
 
 
@@ -34,7 +34,7 @@ def _find_compilation(target: Target, subject: Subject, settings: CompileSetting
     if settings is None:
         return EagerCode()
     if subject.compiles_whole:
-        from fxmem.simulation.recording.compiled.compiled_model import CompiledModel
+        from fxmem.simulation.recording.compiled.compiled_code import CompiledModel
 
         return CompiledModel(target, settings)
     from fxmem.simulation.recording.compiled.compiled_parts import CompiledParts

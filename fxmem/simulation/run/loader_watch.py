@@ -23,7 +23,7 @@ import torch.utils.data
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
-from fxmem.records.names import STEPS
+from fxmem.records.units import STEPS
 from fxmem.simulation.code.source_lines import program_place
 from fxmem.simulation.processes.process_guard import process_unchanged
 from fxmem.simulation.stand_ins.host import find_tensors

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from fxmem._torch import common as torch_common
 from fxmem.records.profile import Kind, SourceLine
-from fxmem.simulation.card.root_modules import Roots
+from fxmem.records.units import format_bytes
+from fxmem.simulation.card.card_memory import LiveBytes
+from fxmem.simulation.card.card_thread import Roots
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.recording.recording import Recording
 from fxmem.simulation.recording.residents import (
@@ -68,3 +72,54 @@ class OwnerNames:
     def find_saved(self) -> dict[int, int]:
         """By storage that autograd keeps, the number of its node."""
         return self._recording.nodes.find_kept(self._recording.engine.find_saved())
+
+
+# What is in reference cycles when a step is over: only Python's garbage collector frees it.
+
+
+class Cycles:
+    """Frees what is in reference cycles after each round, and counts it.
+
+    Python collects after so many objects, which are not those of a real run. Where the program has switched that off,
+    nothing is freed here either.
+
+    Args:
+        live: the bytes that are alive.
+    """
+
+    def __init__(self, live: LiveBytes) -> None:
+        self._live = live
+        self.are_freed = True
+        """Whether the program lets Python collect."""
+        self.most_bytes = 0
+        """Freed at once."""
+
+    def collect(self) -> None:
+        """A round is over."""
+        if self.are_freed:
+            before = self._live.now
+            gc.collect()
+            self.most_bytes = max(self.most_bytes, before - self._live.now)
+
+    def explain(self, peak_bytes: int) -> Iterator[str]:
+        """Say what is taken for granted where it may move a peak by a hundredth."""
+        if 100 * self.most_bytes >= peak_bytes:
+            yield (
+                f"{format_bytes(self.most_bytes)} that a step leaves in reference cycles (an object whose hook or "
+                "closure leads to it) are freed when it is over; Python's collector may come some steps later, each "
+                "of which adds as much"
+            )
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, the program switches the collector on and off for `collect` alone: it is off throughout."""
+
+        def switch(*, on: bool) -> None:
+            self.are_freed = on
+
+        with (
+            torch_common.wrap(gc, "disable", lambda _: switch(on=False), here=True),
+            torch_common.wrap(gc, "enable", lambda _: switch(on=True), here=True),
+            torch_common.wrap(gc, "isenabled", lambda _: self.are_freed, here=True),
+        ):
+            yield

@@ -6,12 +6,11 @@ import dataclasses
 
 from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.recording.recording import Recording
-from fxmem.simulation.run.cycles import Cycles
 from fxmem.simulation.run.evaluations import Evaluations
 from fxmem.simulation.run.host_memory import HostMeter
 from fxmem.simulation.run.loader_watch import LoaderWatch
 from fxmem.simulation.run.loops import LoopWatch
-from fxmem.simulation.run.owner_names import OwnerNames
+from fxmem.simulation.run.owner_names import Cycles, OwnerNames
 
 
 @dataclasses.dataclass(frozen=True)

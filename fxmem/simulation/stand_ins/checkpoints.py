@@ -29,7 +29,7 @@ from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.card.device_border import Border, has_fake_inside, move_to_card
 from fxmem.simulation.card.host_ledger import HostLedger
-from fxmem.simulation.code.loaded_modules import find_holders
+from fxmem.simulation.code.source_lines import find_holders
 from fxmem.simulation.processes.sandbox.isolation import Isolation
 
 _TOKEN: Final = secrets.token_bytes(16)

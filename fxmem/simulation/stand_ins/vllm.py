@@ -25,12 +25,11 @@ import torch
 from torch import nn
 
 from fxmem.errors import AnalysisError
-from fxmem.records.names import ENGINE_POOL
 from fxmem.records.parts import EngineUse
 from fxmem.records.profile import Kind, Phase
-from fxmem.records.units import format_bytes
+from fxmem.records.units import ENGINE_POOL, format_bytes
 from fxmem.simulation.card.card_memory import CardMemory
-from fxmem.simulation.card.root_modules import Roots
+from fxmem.simulation.card.card_thread import Roots
 from fxmem.simulation.code.engine import CacheLayout, ProfileRun, read_layout, rotary_bytes
 from fxmem.simulation.code.source_lines import program_place
 from fxmem.simulation.kernels.packages import Package

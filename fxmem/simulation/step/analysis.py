@@ -16,27 +16,24 @@ from fxmem._torch.compiler.dynamo import compiled_parts
 from fxmem.errors import AnalysisError, UsageError, unknown_name
 from fxmem.hardware.catalogue import with_torch
 from fxmem.memory.lengths import LoggedStep
-from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
+from fxmem.records.units import Mode, Precision, Values, ZeroGrad
 from fxmem.simulation.kernels.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.processes.fork import one_at_a_time
 from fxmem.simulation.processes.process_guard import postpone_interrupts
 from fxmem.simulation.ranks import Offload, make_plan
 from fxmem.simulation.ranks.classes import find_classes, with_classes
-from fxmem.simulation.ranks.world import Parallelize
+from fxmem.simulation.ranks.mailbox import Parallelize
 from fxmem.simulation.recording.assumptions import COMPILED
 from fxmem.simulation.recording.compiled import Compile, parse_compile
-from fxmem.simulation.recording.compiled.timed_answers import Answered, Answers, answer_all_ways
+from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers, answer_all_ways
 from fxmem.simulation.recording.error_advice import missing_batch, user_code_error
-from fxmem.simulation.step.analysed_model import AnalysedModel
 from fxmem.simulation.step.given.batches import read_batch
-from fxmem.simulation.step.given.device_moves import ignore_moves
 from fxmem.simulation.step.given.losses import read_loss
-from fxmem.simulation.step.given.prepared_step import understand
-from fxmem.simulation.step.model.accepted_models import EXPORTED, plain_model
-from fxmem.simulation.step.model_step import ModelStep
-from fxmem.simulation.step.request import Loss, OptimizerSpec, StepRequest
-from fxmem.simulation.step.run import TracedStep, repeat_forward, trace_step
+from fxmem.simulation.step.given.prepared_step import ignore_moves, understand
+from fxmem.simulation.step.model.fake_model import EXPORTED, plain_model
+from fxmem.simulation.step.model_step import ModelStep, TracedStep, repeat_forward, trace_step
+from fxmem.simulation.step.request import AnalysedModel, Loss, OptimizerSpec, StepRequest
 from fxmem.simulation.step.step import set_training
 
 

@@ -11,27 +11,32 @@ import contextlib
 import dataclasses
 import gc
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
+import torch.fx
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
-from fxmem._torch.gradient_release import steps_in_backward
-from fxmem.errors import UsageError
-from fxmem.records.names import GRAPH_POOL
-from fxmem.records.profile import Kind, Phase
+from fxmem._torch.autograd import steps_in_backward
+from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.memory.lengths import LoggedStep
+from fxmem.records.pause_gc import pause_gc
+from fxmem.records.profile import Kind, Phase, Profile, Target
+from fxmem.records.units import GRAPH_POOL
 from fxmem.simulation.asked.values import Values
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.processes.process_guard import process_unchanged
-from fxmem.simulation.ranks.world import shard
+from fxmem.simulation.ranks.mailbox import shard
 from fxmem.simulation.recording.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.recording.profile_builder import build_step
 from fxmem.simulation.recording.recording import FinishedRun, Subject
 from fxmem.simulation.recording.residents import Holders, name_optimizer_state, note_derived
+from fxmem.simulation.recording.wiring import make_recording
 from fxmem.simulation.step.given.losses import (
     LabelledLoss,
     describe_own_loss,
@@ -41,6 +46,7 @@ from fxmem.simulation.step.given.losses import (
 )
 from fxmem.simulation.step.model.fake_model import fake_copy, fake_inputs
 from fxmem.simulation.step.model.function_copies import tensors_behind
+from fxmem.simulation.step.model.real_model import read_really
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import LoopVariables, default_loss, describe, make_optimizer, run_forward, run_step
 
@@ -333,3 +339,96 @@ def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> N
     for group in optimizer.param_groups if optimizer is not None else ():
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = foreach
+
+
+# One step of a model, run once on FakeTensors, becomes a `Profile`.
+#
+# The program that runs is the plain training step of `fxmem.simulation.step.step`, a `ModelStep` inside a
+# `Recording`; `fxmem.simulation.recording.profile_builder` turns its log into records.
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedStep:
+    """A profile and the graph it was taken from."""
+
+    profile: Profile
+    graph: torch.fx.Graph
+    constants: dict[str, torch.Tensor | None]
+    opaque: tuple[str, ...]
+    """What the graph names but cannot contain; empty when a GraphModule of it can run."""
+    sized: LoggedStep
+    """What the step of another size is made from."""
+
+
+def trace_step(
+    model: torch.nn.Module,
+    request: StepRequest,
+    progress: Callable[[str], None] = lambda _: None,
+    make: Callable[[StepRequest], ModelStep] = ModelStep,
+) -> TracedStep:
+    """Run one step of `model` as on the request's target, and account for every byte.
+
+    Args:
+        model: real or on meta; neither it nor its tensors are changed. Run as it is: `train()` or `eval()` is the
+            caller's.
+        request: its `settings` are the caller's, too.
+        progress: called with a few words before each stage.
+        make: makes what is recorded of the request.
+
+    Raises:
+        AnalysisError: the model raised, or asked for a value that only real data has.
+        EnvironmentLacksError: this build of torch cannot hold CUDA tensors.
+    """
+    target = request.resolved_target
+    require_device(target)
+    step = make(request)
+    recording = make_recording(target, step, request.world, request.compile)
+    if request.values == "real":
+        progress("running forward and loss on the CPU, for what they read")
+        step.values.reads = read_really(model, request)
+    with contextlib.nullcontext() if request.world is None else request.world.entered(), pause_gc():
+        step.prepare(model)
+        progress("running one step on fake tensors")
+        with recording.environment():
+            if request.compile is not None:
+                progress("compiling the step, with no kernel built")
+                step.run()
+                progress("running the compiled step on fake tensors")
+            step.run()
+            for _ in range(recording.count_runs()):
+                progress("running it again: the first step is not like the next")
+                step.run()
+        progress("accounting")
+        (profile, log), tracer = build_step(recording), recording.tracer
+        for fx_node, node in zip(tracer.nodes, profile.nodes, strict=False):
+            fx_node.meta["fxmem"] = node
+        sized = LoggedStep(profile, log, recording.collector)
+        return TracedStep(profile, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)), sized)
+
+
+def repeat_forward(model: torch.nn.Module, request: StepRequest) -> None:
+    """Run forward and loss alone, as `trace_step` does, for what observes `model` itself.
+
+    As there they run again where the first run is not like the next. Neither of compiled code nor of a rank.
+    """
+    step = ModelStep(request)
+    recording = make_recording(request.resolved_target, step)
+    if request.values == "real":
+        step.values.reads = read_really(model, request)
+    with pause_gc():
+        step.prepare(model)
+        recording.tracer.write_no_graph()
+        with recording.environment():
+            step.run_forward()
+            for _ in range(recording.count_runs()):
+                step.run_forward()
+
+
+def require_device(target: Target) -> None:
+    """Raise an EnvironmentLacksError if this torch cannot hold tensors of the target's kind."""
+    if target.device == "cuda" and torch.version.cuda is None:
+        raise EnvironmentLacksError(
+            f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for "
+            f"the CPU only and cannot hold CUDA gradients, even fake ones. Install the ordinary wheel (pip install "
+            f"torch; it needs no GPU), or use target='cpu'."
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, Generic, Self, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -16,12 +16,13 @@ from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import AS_IS, PRECISIONS, Mode, Precision, Values, ZeroGrad
 from fxmem.records.parts import CompileSettings
-from fxmem.records.profile import Target
+from fxmem.records.profile import Profile, Target
+from fxmem.records.units import AS_IS, PRECISIONS, Mode, Precision, Values, ZeroGrad
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.kernels.kernel_settings import KernelSettings
+from fxmem.simulation.ranks.mailbox import Parallelize, World
 from fxmem.simulation.ranks.mesh_plan import MeshPlan
-from fxmem.simulation.ranks.world import Parallelize, World
 
 Loss = Callable[[Any], torch.Tensor]
 """Takes the model's output, gives the scalar to differentiate."""
@@ -149,3 +150,31 @@ def _read_precision(precision: Any) -> Precision | None:
     if precision is not None and name not in PRECISIONS:
         raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
     return None if precision is None else PRECISIONS[name]
+
+
+# `AnalysedModel`: what a model takes, which can be analysed again with something changed.
+
+
+RequestT = TypeVar("RequestT", bound=StepRequest)
+
+
+class AnalysedModel(ProfiledStep, Generic[RequestT]):
+    """The memory of what a model was asked for, and its reasons."""
+
+    is_fixed = False
+
+    def __init__(
+        self, profile: Profile, model: nn.Module, request: RequestT, repeat: Callable[[nn.Module, RequestT], Self]
+    ) -> None:
+        self.profile: Profile = profile
+        """The step: nodes, ops and storages."""
+        self.model = model
+        """The model that was analysed, as it was given."""
+        self.request = request
+        """What it was asked for."""
+        self.repeat = repeat
+        """Analyses another model or request."""
+
+    def vary(self, model: nn.Module | None = None, **changes: Any) -> Self:
+        """Analyse another model, or with other settings: any field of its request."""
+        return self.repeat(self.model if model is None else model, dataclasses.replace(self.request, **changes))

@@ -29,11 +29,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fxmem._torch.autograd import release_gradients, steps_in_backward
 from fxmem._torch.common import iterate_tensors
-from fxmem._torch.gradient_release import release_gradients, steps_in_backward
 from fxmem.errors import UsageError, closest, unknown_name
-from fxmem.records.names import OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS, Mode, Precision
 from fxmem.records.profile import Step
+from fxmem.records.units import OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS, Mode, Precision
 from fxmem.simulation.step.given.adapters import library_optimizer
 from fxmem.simulation.step.given.losses import find_own_loss
 from fxmem.simulation.step.request import OptimizerSpec, StepRequest

@@ -17,19 +17,18 @@ from typing import Any
 
 import torch
 
-from fxmem.errors import UsageError
+from fxmem.errors import FxmemError, UsageError
+from fxmem.memory import liveness
 from fxmem.records.plan import Plan
+from fxmem.records.profile import Phase
+from fxmem.records.units import exact_bytes
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.generation import Generation
 from fxmem.simulation.step.given import quantize_weights
-from fxmem.whatif.advice.already_done import made_changes
-from fxmem.whatif.advice.dtypes import dtype_changes
-from fxmem.whatif.advice.frozen_parts import frozen_changes
-from fxmem.whatif.advice.in_place import activation_changes, call_changes
-from fxmem.whatif.advice.kernels import kernel_changes
-from fxmem.whatif.advice.losses import logit_changes, loss_changes
-from fxmem.whatif.advice.optimizer import optimizer_changes
-from fxmem.whatif.advice.release import release_changes
+from fxmem.simulation.step.request import StepRequest
+from fxmem.whatif.advice.in_place import activation_changes, call_changes, release_changes
+from fxmem.whatif.advice.losses import kernel_changes, logit_changes, loss_changes
+from fxmem.whatif.advice.optimizer import dtype_changes, frozen_changes, optimizer_changes
 from fxmem.whatif.advice.variant import (
     AnyChange,
     Bench,
@@ -40,6 +39,60 @@ from fxmem.whatif.advice.variant import (
     describe_ranks,
     place_change,
 )
+
+# Advice that the step already follows, with the bytes it saves.
+
+
+def made_changes(analysis: Analysis) -> Iterator[Change]:
+    """Gradients freed by `zero_grad`, and forward without gradients."""
+    if analysis.profile.step.mode == "infer":
+        code = "model.eval()\nwith torch.inference_mode():\n    out = model(x)"
+        yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _report_only(_no_grad_worth))
+    elif analysis.request.optimizer is not None and _frees_gradients(analysis.request):
+        code = "optimizer.zero_grad(set_to_none=True)"
+        yield Change(
+            "set-to-none", "gradients freed, not filled with zeros", "none", code, _report_only(_zero_grad_worth)
+        )
+
+
+def _frees_gradients(request: StepRequest) -> bool:
+    return request.accumulate == 1 and not request.keeps_gradients
+
+
+def _report_only(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysis], Variant]:
+    def make(variant: Variant, analysis: Analysis) -> Variant:
+        raise NotApplicableError(worth(analysis))
+
+    return make
+
+
+def _zero_grad_worth(analysis: Analysis) -> str:
+    """The peak of the same step with `set_to_none=False`, beside its own."""
+    done = "the step does so already, as PyTorch by default"
+    try:
+        more = analysis.vary(set_to_none=False).peak.counted_bytes - analysis.peak.counted_bytes
+    except FxmemError:
+        return done
+    return (
+        f"{done}; with set_to_none=False its peak is {exact_bytes(more)} higher"
+        if more
+        else f"{done}; its peak is the same without"
+    )
+
+
+def _no_grad_worth(analysis: Analysis) -> str:
+    """A forward that keeps what backward needs is that of a training step."""
+    done = "the step runs under no_grad and in eval mode already; inference_mode takes the same memory"
+    if analysis.profile.step.precision:
+        done += ", without the copies of weights that autocast keeps under no_grad"
+    try:
+        profile = analysis.vary(mode="train", optimizer=None).profile
+    except FxmemError:
+        return done
+    span = next(span for span in profile.phases if span.phase is Phase.FORWARD)
+    more = max(liveness.live_bytes(profile)[span.begin : span.end], default=0) - analysis.peak.requested_bytes
+    return f"{done}; without them forward takes {exact_bytes(more)} more" if more > 0 else done
+
 
 _LONG = ("compile", "torchao-8bit")
 """Changes that take many times as long as an analysis: inductor writes the kernels of a whole step, and torchao's

@@ -1,26 +1,110 @@
-"""Activations in place: modules, and calls of functions."""
+"""Results that need not be kept: activations in place, and what is released after its last use."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import linecache
 import os
 import sys
+import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fxmem.memory.figures import find_line
+from fxmem.memory.liveness import find_idle
 from fxmem.records.advice import Effect
-from fxmem.records.profile import Node, Profile
+from fxmem.records.parts import Growth
+from fxmem.records.profile import Kind, Node, Profile, SourceLine
+from fxmem.records.units import to_words
+from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.model.fake_model import shadow_model
-from fxmem.whatif.advice.source_edits import calls_in_place
-from fxmem.whatif.advice.uses import Uses
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, code_for_modules, list_refused
+from fxmem.whatif.advice.variant import (
+    AnyChange,
+    Change,
+    NotApplicableError,
+    Variant,
+    calls_in_place,
+    code_for_modules,
+    let_go,
+    list_refused,
+)
+from fxmem.whatif.program_step import ProgramCommand, ProgramStep
+
+# Who needs the results of a forward.
+
+
+_SEVERAL_VIEWS = (
+    "chunk",
+    "split",
+    "tensor_split",
+    "unbind",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "split_with_sizes",
+    "unsafe_chunk",
+    "unsafe_split",
+)
+"""Calls whose results autograd lets nothing write to where they are views (`CreationMeta::MULTI_OUTPUT_NODE`,
+torch/csrc/autograd/variable.h)."""
+
+
+class Uses:
+    """Which nodes keep and which read each storage of a forward."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._keepers: dict[int, set[int]] = {}
+        self._readers: dict[int, set[int]] = {}
+        for index, node in enumerate(profile.nodes):
+            for storage in node.saved:
+                self._keepers.setdefault(storage, set()).add(index)
+            for source in node.inputs:
+                for output in profile.nodes[source].outputs:
+                    if output.storage is not None:
+                        self._readers.setdefault(output.storage, set()).add(index)
+
+    def obstacle(self, index: int) -> str:
+        """Why the node at `index` must not overwrite what it reads; empty if it may."""
+        nodes = self._profile.nodes
+        for source in nodes[index].inputs:
+            made_by = [nodes[parent] for parent in nodes[source].inputs if nodes[source].target.endswith("getitem")]
+            if any(parent.target.rpartition(".")[2] in _SEVERAL_VIEWS for parent in made_by):
+                return f"its input is one of several views that {made_by[0].name} made"
+            for storage in {output.storage for output in nodes[source].outputs}:
+                reason = self._of_storage(storage, index)
+                if reason:
+                    return reason
+        return ""
+
+    def _of_storage(self, storage: int | None, index: int) -> str:
+        if storage is None:
+            return "its input has no storage of its own"
+        nodes, record = self._profile.nodes, self._profile.storages[storage]
+        if record.kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OUTPUT) or not record.birth:
+            return f"its input is {to_words(record.kind)} of the step"
+        if record.is_read or record.holder:
+            return "the program keeps its input"
+        kept = self._keepers.get(storage, set()) - {index}
+        if kept:
+            return f"{nodes[min(kept)].name} keeps its input for backward"
+        readers = self._readers.get(storage, set()) | {index}
+        if max(readers) > index:
+            return f"{nodes[max(readers)].name} reads its input afterwards"
+        for region in self._profile.recomputed:
+            again = sorted(reader for reader in readers if region.first_node <= reader < region.last_node)
+            if again and record.node is not None and not region.first_node <= record.node < region.last_node:
+                return f"{nodes[again[0]].name} is checkpointed, and reads its input again in backward"
+        return ""
+
 
 _MODULES = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.ELU, nn.CELU, nn.SELU)
 """Their backward needs the output alone (tools/autograd/derivatives.yaml), so nothing is lost when it overwrites the
@@ -202,3 +286,110 @@ class _InPlace(TorchFunctionMode):
         while frame is not None and frame.f_code.co_filename in _PASSING_ON:
             frame = frame.f_back
         return frame is not None and (frame.f_code.co_filename, frame.f_lineno, name) in self._places
+
+
+# Results that the program keeps after their last use, or after every step.
+
+
+_MOST_GROWING: Final = 3
+"""Owners that grow whose lines are rewritten."""
+
+
+def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
+    """Yield a change for each line whose results are alive at the peak without need. Nothing saves them for backward,
+    and nothing reads them any more."""
+    profile, peak = analysis.profile, analysis.peak
+    made_by = (profile.storages[index].node for index in find_idle(profile, peak.tick))
+    lines: dict[tuple[str, int] | None, list[Node]] = {}
+    sources: dict[tuple[str, int] | None, SourceLine | None] = {}
+    for index in dict.fromkeys(each for each in made_by if each is not None):
+        source = find_line(profile, index)
+        key = None if source is None else (source.file, source.line)
+        lines.setdefault(key, []).append(profile.nodes[index])
+        sources[key] = source
+    for key, nodes in lines.items():
+        source = sources[key]
+        where, code = ("the function that runs the step", "") if source is None else (source.place, source.code)
+        names = frozenset(node.name for node in nodes)
+        holder = _find_holder(profile, nodes)
+        yield AnyChange(
+            f"release:{nodes[0].name}",
+            f"free what {where} made after its last use",
+            "none",
+            _write_del(holder) if holder else write_release(code),
+            _release(names),
+            note=f"held by {holder or 'a local name or by the output'} until the {profile.phases[-1].phase.value} ends",
+        )
+
+
+def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
+    """Yield a change for each line by which a program keeps more after each step, the most first, and one for all of
+    them: two may keep the same."""
+    grown = () if step.profile.step.program is None else step.profile.step.program.grown
+    lines = [_KeepingLine.find(each) for each in grown if each.kept_at][:_MOST_GROWING]
+    for each in [*([lines] if len(lines) > 1 else []), *([line] for line in lines)]:
+        owners = " and ".join(line.owner for line in each)
+        code = "\n".join(textwrap.dedent(line.text).strip() for line in each)
+        note = "at " + " and ".join(line.place for line in each)
+        title = f"keep nothing of the card in {owners}"
+        yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, _rewrite(each), note)
+
+
+class _KeepingLine(NamedTuple):
+    """A line by which an owner keeps more."""
+
+    owner: str
+    place: str
+    text: str
+    """As it is to be written; empty where no way is known."""
+
+    @classmethod
+    def find(cls, grown: Growth) -> _KeepingLine:
+        owner = grown.holder.rpartition(" ")[2].rpartition(".")[2]
+        file, _, line = grown.kept_at.rpartition(":")
+        return cls(owner, grown.kept_at, let_go(file, int(line), owner))
+
+
+def _rewrite(lines: Sequence[_KeepingLine]) -> Callable[[Any, Any], Any]:
+    def make(way: Any, step: ProgramStep) -> Any:
+        if not all(each.text for each in lines):
+            raise NotApplicableError("no simple way of writing its line is known: keep numbers, or .detach().cpu()")
+        if not isinstance(step.program, ProgramCommand):
+            raise NotApplicableError("a function's source stays as it is: try it on a script (fxmem advise --run)")
+        sources = dict(way.edits.sources)
+        for _, place, text in lines:
+            file, _, line = place.rpartition(":")
+            path, first = os.path.realpath(file), int(line) - 1
+            old = sources.get(path, "".join(linecache.getlines(file))).splitlines(keepends=True)
+            old[first : first + text.count("\n")] = text.splitlines(keepends=True)
+            sources[path] = "".join(old)
+        return way.edit(sources=(*sources.items(),))
+
+    return make
+
+
+def _find_holder(profile: Profile, nodes: Iterable[Node]) -> str:
+    """What a program calls the results of these nodes, where it keeps them to the end of the step; empty for none."""
+    made = (output.storage for node in nodes for output in node.outputs)
+    return next((held for each in made if each is not None and (held := profile.storages[each].holder)), "")
+
+
+def _write_del(holder: str) -> str:
+    """The code that frees what a program calls so: the whole of a result, an attribute of a longer-lived object."""
+    return f"del {holder.partition('[')[0]}  # after its last use"
+
+
+def write_release(code: str) -> str:
+    """Return the code that frees the result of that line of code."""
+    try:
+        statement = ast.parse(code).body[0] if code else None
+    except SyntaxError:  # a line of several
+        statement = None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if isinstance(target, ast.Name):
+        return f"del {target.id}  # after its last use"
+    return "# keep no name for it, and return without it"
+
+
+def _release(names: frozenset[str]) -> Callable[[Any, Any], Any]:
+    return lambda variant, _: dataclasses.replace(variant, released=variant.released | names)

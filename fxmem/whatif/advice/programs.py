@@ -10,14 +10,20 @@ from typing import Any, Final, Literal
 
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind, Phase, Report
-from fxmem.whatif.advice.bounds import Bound, bound_saving
 from fxmem.whatif.advice.changes import expandable_segments
-from fxmem.whatif.advice.in_place import sort_activations
+from fxmem.whatif.advice.in_place import growth_changes, release_changes, sort_activations
 from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
-from fxmem.whatif.advice.release import growth_changes, release_changes
-from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, RunWay, code_for_modules, list_refused
-from fxmem.whatif.program_edits import ProgramEdits
-from fxmem.whatif.program_step import ProgramCommand, ProgramStep
+from fxmem.whatif.advice.variant import (
+    AnyChange,
+    Bench,
+    Bound,
+    NotApplicableError,
+    RunWay,
+    bound_saving,
+    code_for_modules,
+    list_refused,
+)
+from fxmem.whatif.program_step import ProgramCommand, ProgramEdits, ProgramStep
 
 _PLAIN: Final = dict.fromkeys(("ReLU", "ReLU6", "Hardtanh"), "")
 """Activations without a slope, whose results are the same to the bit in place."""

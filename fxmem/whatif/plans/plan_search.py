@@ -12,18 +12,17 @@ from fxmem.hardware.context import room_bytes
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.memory.budget import Budget, find_least_budget
-from fxmem.memory.samples import shorten_step
+from fxmem.memory.liveness import shorten_step
 from fxmem.planning import STRATEGIES, tuning
-from fxmem.records.names import Application
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Kind, Peak, Phase
-from fxmem.records.units import exact_bytes, format_bytes, sum_known, to_words
+from fxmem.records.units import Application, exact_bytes, format_bytes, sum_known, to_words
 from fxmem.simulation.code.profiled_step import ProfiledStep
-from fxmem.whatif.plans.budget_bracket import BudgetBracket
-from fxmem.whatif.plans.counted_progress import CountedProgress
 from fxmem.whatif.plans.proposals import (
     REFUSALS,
+    BudgetBracket,
+    CountedProgress,
     PlannedWay,
     Proposal,
     Shortfall,

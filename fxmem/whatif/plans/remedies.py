@@ -17,7 +17,7 @@ from fxmem.simulation.step.step import in_backward
 from fxmem.whatif import max_batch
 from fxmem.whatif.plans.plan_search import PlanSearch
 from fxmem.whatif.plans.proposals import Shortfall, apply_regions
-from fxmem.whatif.resize import find_resizing
+from fxmem.whatif.source import find_resizing
 
 _OF_NO_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What any batch takes as much of."""

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxmem.cli.server.choice import StepChoice, change_options, change_shape, find_sizes, read_choice
+from fxmem.cli.server.app import StepChoice, change_options, change_shape, find_sizes, read_choice
 from fxmem.cli.verbs import build_parser, serve
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 

@@ -23,8 +23,8 @@ from fxmem.cli.verbs import mcp as verb
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.memory.shortage import read_messages
 from fxmem.records import schemas
-from fxmem.records.explanation import Explanation
 from fxmem.records.profile import Phase, ProgramRun, Round
+from fxmem.records.shortage import Explanation
 from tests.profiles import small_profile
 from tests.verbs import called, report_of
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import fully_shard  # which defines the operators
 
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.hardware.workspaces import copy_in_memory
 from fxmem.validation.measure_cpu import quiet_profiler
 from fxmem.validation.profiler_log import live_bytes, read_events

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import target
-from fxmem.hardware.cublas import cublas_workspaces, radix_sort_bytes
+from fxmem.hardware.context import cublas_workspaces, radix_sort_bytes
 from fxmem.hardware.hidden_memory import HiddenEvent, RnnSignature, alloc, output
 from fxmem.hardware.operators import OPERATORS, Call, Operator
 from fxmem.hardware.operators.convolution import ConvolutionMemory
@@ -37,7 +37,6 @@ from fxmem.hardware.workspaces import (
     HeldBuffer,
     HiddenMemory,
     conv_workspaces,
-    cudnn_cache,
     cudnn_client,
     find_cudnn,
     read_cudnn_folder,
@@ -652,8 +651,8 @@ def test_what_is_no_file_in_the_cache_is_replaced(what: str, cache_in_tmp: Path,
     conv_workspaces(FIVE[1:2], H100, library=LIBRARY, child=answering)
     assert elsewhere.read_text() == before
     assert file.is_dir() or (file.is_file() and not file.is_symlink())
-    name = file.stem.partition(f"-{cudnn_cache._FORMAT}-")[2]
-    assert list(cudnn_cache.load(cache_in_tmp, name)) == [FIVE[1].key] * (not file.is_dir())
+    name = file.stem.partition(f"-{cudnn_client._FORMAT}-")[2]
+    assert list(cudnn_client.load(cache_in_tmp, name)) == [FIVE[1].key] * (not file.is_dir())
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -666,34 +665,34 @@ def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pyt
 def test_concurrent_writers_leave_a_readable_file(tmp_path: Path) -> None:
     def write(writer: int) -> None:
         for entry in range(20):
-            cudnn_cache.store(tmp_path, "shared", {f"{writer}-{entry}": entry})
+            cudnn_client.store(tmp_path, "shared", {f"{writer}-{entry}": entry})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    kept = cudnn_cache.load(tmp_path, "shared")
+    kept = cudnn_client.load(tmp_path, "shared")
     assert kept
     assert all(value == int(key.split("-")[1]) for key, value in kept.items())
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
 def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn_cache, "_MAX_ENTRIES", 3)
-    monkeypatch.setattr(cudnn_cache, "_MAX_FILES", 2)
+    monkeypatch.setattr(cudnn_client, "_MAX_ENTRIES", 3)
+    monkeypatch.setattr(cudnn_client, "_MAX_FILES", 2)
     for number in range(5):
-        cudnn_cache.store(tmp_path, "one", {f"key{number}": number})
-        cudnn_cache.store(tmp_path, f"file{number}", {"key": number})
-        os.utime(tmp_path / f"cudnn-{cudnn_cache._FORMAT}-file{number}.json", (number, number))
-    assert cudnn_cache.load(tmp_path, "one") == {"key2": 2, "key3": 3, "key4": 4}
+        cudnn_client.store(tmp_path, "one", {f"key{number}": number})
+        cudnn_client.store(tmp_path, f"file{number}", {"key": number})
+        os.utime(tmp_path / f"cudnn-{cudnn_client._FORMAT}-file{number}.json", (number, number))
+    assert cudnn_client.load(tmp_path, "one") == {"key2": 2, "key3": 3, "key4": 4}
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_where_the_cache_lies(tmp_path: Path) -> None:
-    assert cudnn_cache.cache_directory({"FXMEM_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
-    assert cudnn_cache.cache_directory({"XDG_CACHE_HOME": "/b"}) == Path("/b/fxmem")
-    assert cudnn_cache.cache_directory({}) == Path.home() / ".cache" / "fxmem"
-    assert cudnn_cache.cache_directory({"FXMEM_CACHE_DIR": ""}) is None
-    cudnn_cache.store(None, "name", {"key": 1})
-    assert cudnn_cache.load(None, "name") == {}
+    assert cudnn_client.cache_directory({"FXMEM_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cudnn_client.cache_directory({"XDG_CACHE_HOME": "/b"}) == Path("/b/fxmem")
+    assert cudnn_client.cache_directory({}) == Path.home() / ".cache" / "fxmem"
+    assert cudnn_client.cache_directory({"FXMEM_CACHE_DIR": ""}) is None
+    cudnn_client.store(None, "name", {"key": 1})
+    assert cudnn_client.load(None, "name") == {}
 
 
 # cuBLAS.

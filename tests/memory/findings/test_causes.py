@@ -12,12 +12,12 @@ import pytest
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory import findings, liveness
+from fxmem.memory.figures import find_place
 from fxmem.memory.findings import CAUSES, Finding
-from fxmem.memory.user_code import find_place
 from fxmem.records.parts import HostUse
 from fxmem.records.profile import Kind, ModuleCall, Node, Profile, Report, SourceLine, Timeline
 from fxmem.records.units import format_bytes
-from fxmem.show.finding_facts import describe, finding_facts
+from fxmem.show.plan_facts import describe, finding_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from tests.profiles import small_profile
 

@@ -26,7 +26,7 @@ from fxmem.records.profile import Node, PhaseBytes, Profile, TensorInfo
 from fxmem.show import export as exporting
 from fxmem.show import graph as drawing
 from fxmem.show.export import EXPORTERS, Exporter, export, register
-from fxmem.show.palette import LIGHT
+from fxmem.show.svg import LIGHT
 from tests import ROOT
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES

@@ -14,7 +14,7 @@ import yaml
 from fxmem.cli.verbs import export as export_verb
 from fxmem.errors import AnalysisError, ExceededError
 from fxmem.hardware import catalogue
-from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.catalogue import CATALOGUE
 from fxmem.memory import liveness
 from fxmem.records.parts import HostUse, RankedStep
 from fxmem.records.profile import ProcessBytes, Profile, ProgramRun

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import is_product
 from fxmem.memory import liveness
-from fxmem.records.names import Application
 from fxmem.records.plan import Plan, PlannedStep, Region, Result
 from fxmem.records.profile import Node, Phase, Profile, RecomputedRegion, SourceLine
+from fxmem.records.units import Application
 from fxmem.show.graph import DrawingOptions, dot_source, hierarchy_data
+from fxmem.show.graph.boxes import compose
 from fxmem.show.graph.checkpoints import checkpoints, describe_effect, find_recomputed
-from fxmem.show.graph.composition import compose
 from fxmem.show.graph.labels import box_words, frame_words
 from fxmem.show.graph.picture import Frame, Picture
 from tests.profiles import deep_profile

@@ -23,12 +23,12 @@ from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, TensorInfo
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.graph import DrawingOptions, Heat, dot_source, render
-from fxmem.show.graph.composition import compose
+from fxmem.show.graph.boxes import compose
 from fxmem.show.graph.dot import escape
 from fxmem.show.graph.labels import HEATS, STEPS, box_words, frame_words, heat_step
 from fxmem.show.graph.layout import SCREEN, GraphLayout, Rectangle, arrange
 from fxmem.show.graph.picture import Box, Picture, heat_value
-from fxmem.show.palette import DARK, LIGHT, Palette
+from fxmem.show.svg import DARK, LIGHT, Palette
 from tests import ROOT
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, make_profile, profiles, small_profile

@@ -16,7 +16,7 @@ from benchmarks.speed import drawings
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.plan import Region
-from fxmem.show import converter, graph
+from fxmem.show import graph, svg
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, small_profile
 from tests.show.graph.test_checkpoints import plan_of
@@ -107,7 +107,7 @@ def test_the_converter_is_given_the_svg_and_how_sharp_to_be(
 def test_a_long_drawing_is_made_no_longer_than_a_png_can_be(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(bare, "vl_convert", CONVERTER.format(answer=PNG), monkeypatch)
     for height, scale in ((16000.0, 2.0), (64000.5, 0.5)):
-        assert converter.convert("png", f'<svg viewBox="0 0 700 {height}"/>') == PNG
+        assert svg.convert("png", f'<svg viewBox="0 0 700 {height}"/>') == PNG
         assert json.loads((bare / "given.json").read_text(encoding="utf-8"))[1] == pytest.approx(scale, abs=1e-4)
 
 
@@ -128,17 +128,17 @@ def test_a_converter_that_fails_is_reported(
 ) -> None:
     package(bare, "vl_convert", source, monkeypatch)
     if "sleep" in source:
-        monkeypatch.setattr(converter, "TIME_LIMIT", 0.5)
+        monkeypatch.setattr(svg, "TIME_LIMIT", 0.5)
     with pytest.raises(AnalysisError, match=f"^{re.escape(message)}; write .svg instead$"):
-        converter.convert("png", "<svg/>")
+        svg.convert("png", "<svg/>")
 
 
 def test_a_format_that_is_none_is_refused(bare: Path) -> None:
     form: Any = "gif"
     with pytest.raises(UsageError, match=r"^expected a format of png, pdf; got 'gif'$"):
-        converter.convert(form, "<svg/>")
+        svg.convert(form, "<svg/>")
     with pytest.raises(EnvironmentLacksError):
-        converter.require_image("png")
+        svg.require_image("png")
 
 
 @pytest.mark.parametrize("form", ["png", "pdf"])
@@ -146,9 +146,7 @@ def test_the_converter_writes_the_format_where_it_is_here(form: Any) -> None:
     pytest.importorskip("vl_convert")
     profile = deep_profile(2)
     plan = plan_of(profile, Region(first_node=0, last_node=4, freed_bytes=5, extra_flops=7))
-    data = converter.convert(
-        form, graph.render(profile, liveness.timeline(profile), graph.DrawingOptions(plan=plan)).svg
-    )
+    data = svg.convert(form, graph.render(profile, liveness.timeline(profile), graph.DrawingOptions(plan=plan)).svg)
     assert data.startswith(PNG if form == "png" else PDF)
     assert len(data) > 5_000
 

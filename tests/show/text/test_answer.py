@@ -9,9 +9,9 @@ from rich.cells import cell_len
 
 from fxmem.hardware.context import give_room
 from fxmem.memory.liveness import timeline
-from fxmem.records.names import BUCKET
 from fxmem.records.parts import RankedStep, RankGroup
 from fxmem.records.profile import Kind, ProcessBytes, Profile, Target
+from fxmem.records.units import BUCKET
 from fxmem.show.facts import describe_weights
 from fxmem.show.text import overview, table
 from tests.profiles import deep_profile, small_profile

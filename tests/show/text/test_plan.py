@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from fxmem.records import schemas
-from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Edit, Plan, Region
 from fxmem.records.profile import InputTensor, Kind, Peak, Phase, SourceLine
+from fxmem.records.units import Application
 from fxmem.show.text.plan import table
 from tests import ROOT
 from tests.profiles import TINY_CARD, TRAINING

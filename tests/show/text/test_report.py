@@ -17,9 +17,9 @@ import pytest
 from rich.cells import cell_len
 
 from fxmem.hardware.context import give_room
+from fxmem.memory.by_layer import Row, fold_small, module_rows, select_rows, step_rows, total_row
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.liveness import timeline
-from fxmem.memory.module_rows import Row, fold_small, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Node, Op, Phase, PhaseBytes, ProcessBytes, Profile, Step, Storage, TensorInfo
 from fxmem.records.units import format_bytes, format_flops, percent, printable
 from fxmem.show.facts import fits

@@ -28,15 +28,15 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.catalogue import target
 from fxmem.records.profile import Kind, Target
 from fxmem.simulation.kernels import card_emulation, recurrent
-from fxmem.simulation.kernels.attention.backend_rules import attention_backend
-from fxmem.simulation.kernels.attention.backends import attend
-from fxmem.simulation.kernels.attention.call import (
+from fxmem.simulation.kernels.attention.backend_rules import (
     DEFAULT_ORDER,
     AttentionCall,
     AttentionSettings,
     Operand,
+    attention_backend,
     preferred_order,
 )
+from fxmem.simulation.kernels.attention.backends import attend
 from tests import ROOT
 
 FLASH, EFFICIENT, CUDNN, MATH = (

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxmem
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.records.pause_gc import freeze_gc
 from fxmem.simulation.recording.error_advice import describe_end
 from fxmem.validation.measure_cpu import quiet_profiler

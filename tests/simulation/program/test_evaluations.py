@@ -12,7 +12,7 @@ from fxmem.hardware import catalogue
 from fxmem.records.parts import EvaluationPass
 from fxmem.records.profile import Phase
 from fxmem.show.facts import find_fit
-from fxmem.show.run_growth import evaluation_facts
+from fxmem.show.run_facts import evaluation_facts
 from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch
 from fxmem.simulation.run import evaluations
 from fxmem.simulation.run.listeners import after_epoch

@@ -12,11 +12,11 @@ import torch
 import fxmem
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import GROWING, STEPS
 from fxmem.records.profile import ProgramRun
-from fxmem.show.run_growth import describe_growth, growth_facts
+from fxmem.records.units import GROWING, STEPS
+from fxmem.show.run_facts import describe_growth, growth_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
-from fxmem.simulation.run.growth_proof import find_keeping_line
+from fxmem.simulation.run.growth import find_keeping_line
 from fxmem.testing import assert_steady
 from tests.simulation.program import growing
 

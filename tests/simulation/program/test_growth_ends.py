@@ -17,7 +17,7 @@ from torch import nn
 
 import fxmem
 from fxmem.records.parts import Growth
-from fxmem.show.run_growth import describe_growth, growth_facts
+from fxmem.show.run_facts import describe_growth, growth_facts
 
 pytestmark = pytest.mark.usefixtures("others_unseen")
 

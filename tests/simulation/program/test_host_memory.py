@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 import fxmem
 from benchmarks.programs import host_runs
 from fxmem.hardware import catalogue
-from fxmem.records.names import GROWING
 from fxmem.records.parts import HostUse
 from fxmem.records.profile import ProgramRun
+from fxmem.records.units import GROWING
 from fxmem.show.facts import find_fit
-from fxmem.show.run_growth import describe_host, describe_host_growth, growth_facts
+from fxmem.show.run_facts import describe_host, describe_host_growth, growth_facts
 from fxmem.simulation.code.source_lines import program_call
 from fxmem.simulation.processes.descendants import find_children
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch

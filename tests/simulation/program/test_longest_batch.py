@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.hardware import catalogue
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.memory.lengths import Features, StepForms
-from fxmem.records.names import STEPS
 from fxmem.records.parts import LongestBatch
+from fxmem.records.units import STEPS
 from fxmem.show.facts import find_fit
 from fxmem.show.run_facts import describe_longest, longest_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch

@@ -17,8 +17,8 @@ from torch import nn
 
 import fxmem
 from fxmem.hardware import catalogue
+from fxmem.memory.by_layer import module_rows
 from fxmem.memory.figures import holdings_at_peak
-from fxmem.memory.module_rows import module_rows
 from fxmem.records.profile import Kind
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.program import Launch, RunSettings, launch

@@ -30,7 +30,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import context_range
 from fxmem.memory.allocator import CachingAllocator, known_levels, read_settings, replay
-from fxmem.memory.user_code import find_place
+from fxmem.memory.figures import find_place
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase, Round
 from fxmem.simulation.program.rounds import FinishedRound

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fxmem.records.parts import HostUse
-from fxmem.show.run_growth import compare_with_host, describe_host
+from fxmem.show.run_facts import compare_with_host, describe_host
 from fxmem.simulation.card.host_ledger import HostLedger
 from fxmem.simulation.card.python_objects import count_copied
 

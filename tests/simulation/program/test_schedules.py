@@ -8,8 +8,7 @@ import pytest
 
 from fxmem.hardware import catalogue
 from fxmem.show.facts import find_fit
-from fxmem.show.run_facts import program_facts
-from fxmem.show.run_growth import describe_growth
+from fxmem.show.run_facts import describe_growth, program_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 
 PROGRAM = """

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fxmem
-from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import kernels as torch_profiler
 from fxmem.cli.verbs import plan as plan_verb
 from fxmem.cli.verbs import run as run_verb
 from fxmem.errors import UsageError

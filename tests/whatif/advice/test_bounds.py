@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.code.profiled_step import ReallocatedStep
-from fxmem.whatif.advice.bounds import Bound, bound_saving
+from fxmem.whatif.advice.variant import Bound, bound_saving
 from tests.profiles import CPU, TINY_CARD, Log
 
 

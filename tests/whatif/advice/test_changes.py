@@ -25,7 +25,7 @@ from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice import losses
 from fxmem.whatif.advice.changes import ModelBench, find_changes
-from fxmem.whatif.advice.release import write_release
+from fxmem.whatif.advice.in_place import write_release
 from fxmem.whatif.advice.suggestions import try_changes
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_way
 

@@ -9,8 +9,8 @@ import pytest
 
 from fxmem.hardware import catalogue
 from fxmem.simulation.program import Launch
-from fxmem.whatif.advice.source_edits import let_go
 from fxmem.whatif.advice.suggestions import _Advisor, make_bench
+from fxmem.whatif.advice.variant import let_go
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 
 PROGRAM = """

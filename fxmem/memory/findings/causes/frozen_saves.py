@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from fxmem.memory.figures import find_outermost, find_place
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.memory.user_code import find_outermost, find_place
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 

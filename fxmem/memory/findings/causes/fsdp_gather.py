@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fxmem.memory.figures import find_place
 from fxmem.memory.findings import Finding, register
-from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
 _MOST: Final = 0.8

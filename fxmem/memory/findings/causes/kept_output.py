@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
+from fxmem.memory.figures import find_outermost, find_place
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.liveness import find_idle
-from fxmem.memory.user_code import find_outermost, find_place
 from fxmem.records.profile import Phase, Profile, Timeline
 
 _SHARE: Final = 10

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.memory.findings import WORTH_SAYING, Finding, register
 from fxmem.records.findings import BytesOf
-from fxmem.records.names import OF_FRAMES, OF_GRAPH
 from fxmem.records.parts import ANEW, ONLY_TORCH, Growth, find_large
 from fxmem.records.profile import Profile, Timeline
-from fxmem.records.units import format_bytes
+from fxmem.records.units import OF_FRAMES, OF_GRAPH, format_bytes
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
+from fxmem.memory.figures import find_place, name_call
 from fxmem.memory.findings import Finding, register
-from fxmem.memory.user_code import find_place, name_call
 from fxmem.records.profile import Kind, Node, Profile, Timeline
 
 _SHARE: Final = 10

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fxmem.memory.figures import find_place
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.written_attention import find_written_out, is_layer, is_softmax
-from fxmem.memory.user_code import find_place
-from fxmem.records.names import MATH_ATTENTION
 from fxmem.records.profile import Node, Profile, Timeline
-from fxmem.records.units import package_path
+from fxmem.records.units import MATH_ATTENTION, package_path
 
 _SHARE: Final = 10
 """What is written out is said from this share of the peak on, one in so many."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fxmem.memory.figures import find_place
 from fxmem.memory.findings import Finding, register
-from fxmem.memory.user_code import find_place
 from fxmem.records.profile import Kind, Profile, Timeline
 
 _SHARE: Final = 10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxmem.memory.figures import find_outermost
 from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.memory.user_code import find_outermost
-from fxmem.records.names import OF_GRAPH
 from fxmem.records.profile import Kind, ModuleCall, Profile, ProgramRun, Timeline
+from fxmem.records.units import OF_GRAPH
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:

@@ -8,9 +8,9 @@ from math import prod
 from typing import Final
 
 from fxmem.memory import liveness
+from fxmem.memory.figures import find_place, leads, name_call
 from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.memory.user_code import find_place, leads, name_call
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 _SHARE: Final = 10

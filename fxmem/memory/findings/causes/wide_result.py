@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
+from fxmem.memory.figures import find_place, name_call
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.written_attention import find_written_out
-from fxmem.memory.user_code import find_place, name_call
 from fxmem.records.profile import Profile, Timeline
 
 _TIMES: Final = 50

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fxmem.errors import UsageError
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.records import registry
-from fxmem.records.names import Application
 from fxmem.records.registry import Registry
+from fxmem.records.units import Application
 
 Propose = Callable[[Tables, float], Sequence[Stretch] | None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxmem.planning.regions.strategies import register
-from fxmem.records.names import Application
+from fxmem.records.units import Application
 
 register(
     "auto",

@@ -5,6 +5,6 @@ finds. `fxmem.planning.operators` makes these plans: their unit is a result, not
 """
 
 from fxmem.planning.regions.strategies import register
-from fxmem.records.names import Application
+from fxmem.records.units import Application
 
 register("mincut", applications=(Application.OPERATORS,), has_curve=True)

@@ -15,7 +15,7 @@ from fxmem.memory.graph import to_networkx
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
 from fxmem.show.export import register
-from fxmem.show.export.labels import title
+from fxmem.show.export.resources import title
 
 
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:

@@ -16,7 +16,7 @@ from fxmem.records.units import format_bytes, format_flops, percent
 from fxmem.show import facts as findings
 from fxmem.show.export import register
 from fxmem.show.export.markdown_parts import code_span, fold_list, write_table
-from fxmem.show.finding_facts import finding_facts
+from fxmem.show.plan_facts import finding_facts
 from fxmem.show.run_facts import made_up, run_facts
 from fxmem.show.sections import Fact, TableColumn, make_table, numbers
 

@@ -30,7 +30,7 @@ from fxmem.memory.allocator import AllocatorSettings, RecordedStep, trace_step
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import printable
 from fxmem.show.export import register
-from fxmem.show.export.labels import enclosing_modules, site, storage_label, title
+from fxmem.show.export.resources import enclosing_modules, site, storage_label, title
 
 _PROTOCOL = 4
 _UNKNOWN = "unknown"

@@ -16,9 +16,9 @@ from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape
 from fxmem.show.export import register
-from fxmem.show.export.labels import enclosing_modules, site, title
+from fxmem.show.export.resources import enclosing_modules, site, title
 from fxmem.show.graph.labels import heat_step
-from fxmem.show.palette import LIGHT
+from fxmem.show.svg import LIGHT
 
 if TYPE_CHECKING:
     from networkx import DiGraph  # type: ignore[import-untyped]

@@ -13,7 +13,7 @@ from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show.export import register
 from fxmem.show.export.formats.model_explorer import GRAPH_ID
-from fxmem.show.palette import LIGHT
+from fxmem.show.svg import LIGHT
 
 
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:

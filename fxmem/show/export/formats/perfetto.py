@@ -24,7 +24,7 @@ from typing import Any
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.show.export import register
-from fxmem.show.export.labels import enclosing_modules, module_label, site, title
+from fxmem.show.export.resources import enclosing_modules, module_label, site, title
 
 _PLACE = {"pid": 1, "tid": 1}
 

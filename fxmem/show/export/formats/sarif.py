@@ -18,7 +18,7 @@ from fxmem.records.profile import Profile, Timeline
 from fxmem.records.registry import CAUSES
 from fxmem.records.units import printable
 from fxmem.show.export import register
-from fxmem.show.finding_facts import describe
+from fxmem.show.plan_facts import describe
 
 
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:

@@ -21,7 +21,7 @@ from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import owners_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show.export import register
-from fxmem.show.export.labels import enclosing_modules, module_label, storage_label, title
+from fxmem.show.export.resources import enclosing_modules, module_label, storage_label, title
 
 Stack = tuple[int, ...]
 """Indices into the frames, outermost first."""

@@ -18,8 +18,7 @@ from torch.nn.attention import SDPBackend
 
 from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.common import TORCH_VERSION
-from fxmem.simulation.kernels.attention.backend_rules import attention_backend
-from fxmem.simulation.kernels.attention.call import (
+from fxmem.simulation.kernels.attention.backend_rules import (
     CUDNN,
     EFFICIENT,
     FLASH,
@@ -28,6 +27,7 @@ from fxmem.simulation.kernels.attention.call import (
     AttentionCall,
     AttentionSettings,
     Operand,
+    attention_backend,
 )
 
 _aten = torch.ops.aten

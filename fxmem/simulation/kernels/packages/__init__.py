@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from fxmem._torch.imports import PatchesOf
+from fxmem._torch.modules import PatchesOf
 from fxmem.records import registry
 from fxmem.records.registry import Registry
 

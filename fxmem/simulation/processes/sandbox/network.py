@@ -26,9 +26,9 @@ from email.message import Message
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
-from fxmem._torch.imports import PatchesOf, patch_when_imported
+from fxmem._torch.modules import PatchesOf, patch_when_imported
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.code.loaded_modules import find_holders
+from fxmem.simulation.code.source_lines import find_holders
 from fxmem.simulation.processes.sandbox import outside as outside_process
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "CONNECT", "PROPFIND"})

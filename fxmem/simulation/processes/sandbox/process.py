@@ -6,17 +6,20 @@ import atexit
 import contextlib
 import dataclasses
 import faulthandler
+import fcntl
 import functools
 import logging
 import os
 import pickle
 import re
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -38,17 +41,62 @@ from fxmem.simulation.processes.fork import (
     read_answer,
     settle_threads,
 )
-from fxmem.simulation.processes.sandbox.isolation import Isolation, IsolationSettings, find_written
+from fxmem.simulation.processes.sandbox.isolation import (
+    Isolation,
+    IsolationSettings,
+    find_written,
+    give_up_rights,
+    was_refused,
+)
 from fxmem.simulation.processes.sandbox.landlock import refuse_writes
-from fxmem.simulation.processes.sandbox.namespaces import give_up_rights, was_refused
+from fxmem.simulation.processes.sandbox.outside import make_received
 from fxmem.simulation.processes.sandbox.overlay import enter_overlay
-from fxmem.simulation.processes.sandbox.received import make_received
 from fxmem.simulation.processes.sandbox.redirect import Redirect
 from fxmem.simulation.processes.sandbox.written_files import REDIRECTED
 
 if TYPE_CHECKING:
-    from fxmem.simulation.processes.sandbox.layers import Layers
     from fxmem.simulation.processes.sandbox.outside import Outside
+    from fxmem.simulation.processes.sandbox.overlay import Layers
+
+# Descriptors that the program's process was given, as by a shell's `7<>file` (Linux).
+
+
+def find_descriptors(kept: Collection[int | None], *, writes: bool, sends: bool) -> dict[int, str]:
+    """Those by which a program might write to a file, or to the network: the file's path, or none.
+
+    Args:
+        kept: others are fxmem's own; where output goes is left alone.
+        writes, sends: what it may do for real.
+    """
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            status = os.fstat(number)
+            if number in (1, 2, *kept):
+                continue
+            if stat.S_ISREG(status.st_mode) and not writes and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE:
+                file = os.readlink(f"/proc/self/fd/{number}")
+                if os.path.exists(file):  # else nobody sees what is in it
+                    found[number] = file
+            elif stat.S_ISSOCK(status.st_mode) and not sends:
+                with socket.socket(fileno=os.dup(number)) as other:
+                    if other.family in (socket.AF_INET, socket.AF_INET6):
+                        found[number] = ""
+    return found
+
+
+def part_descriptors(files: Mapping[int, str], find_place: Callable[[str], str]) -> None:
+    """Let these lead to the program's own copies of the files, and connections nowhere."""
+    for number, file in files.items():
+        flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+        try:
+            other = os.open(find_place(file), flags)
+            os.lseek(other, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+        except OSError:
+            other = os.open(os.devnull, os.O_RDWR)
+        os.dup2(other, number)
+        os.close(other)
+
 
 _NO_VIEW: Final = "no view"
 """The answer of a process that got no view of its own, before any work."""
@@ -97,8 +145,8 @@ def run_apart(
         received = stack.enter_context(make_received())
         isolation = Isolation(network=settings.network, received=None if settings.write else received.fileno())
         if sys.platform == "linux":
-            from fxmem.simulation.processes.sandbox.layers import Layers  # locks files as no Windows does
             from fxmem.simulation.processes.sandbox.outside import Outside
+            from fxmem.simulation.processes.sandbox.overlay import Layers  # locks files as no Windows does
 
             layers = Layers()
             stack.callback(layers.close)
@@ -331,8 +379,6 @@ def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[st
         return
     isolation.has_begun, given, redirect = True, dict[int, str](), isolation.redirect
     if sys.platform == "linux":
-        from fxmem.simulation.processes.sandbox.descriptors import find_descriptors, part_descriptors
-
         kept = (*ours, isolation.outside, isolation.received)
         writes = layers is None and redirect is None
         given = find_descriptors(kept, writes=writes, sends=isolation.network)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from fxmem.hardware.workspaces import cache_directory
 from fxmem.records.profile import FileChange, WrittenFile
-from fxmem.simulation.processes.sandbox.received import digest_file
+from fxmem.simulation.processes.sandbox.outside import digest_file
 
 PREFIX = "fxmem-aside-"
 """How the name of a folder begins in which an overlay's writes lie; one without a lock is abandoned."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fxmem.simulation.recording.compiled.arguments import Compile, parse_compile, read_compile
+from fxmem.simulation.recording.compiled.compiled_parts import Compile, parse_compile, read_compile
 
 __all__ = ["Compile", "parse_compile", "read_compile"]

@@ -7,18 +7,22 @@ block's graph, so that inductor sees plain tensors.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, get_args
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
-from fxmem.records.parts import CompileSettings
+from fxmem._torch.compiler.inductor import known_options
+from fxmem.errors import UsageError, closest
+from fxmem.records.parts import CompileRecord, CompileSettings
 from fxmem.records.profile import Phase, Target
+from fxmem.records.units import AS_IS, BUDGET_OPTION, CompileMode, TimedQuestion
 from fxmem.simulation.ranks import find_blocks
 from fxmem.simulation.recording.compiled.compiled_code import CompiledCode, differentiate_joint_graphs
 from fxmem.simulation.recording.compiled.tracer import KernelTracer
@@ -200,3 +204,152 @@ class PartKernels(KernelTracer):
 
     def _find_maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
         return self._around.writer.find_node(tensor) or self._find_launch(tensor)
+
+
+# `fxmem.analyze(compile=...)` and the options of `--compile`, read.
+
+
+_KEYS: Final = ("mode", "dynamic", "options", BUDGET_OPTION)
+
+Compile = bool | str | Mapping[str, Any] | CompileSettings | None
+"""`fxmem.analyze(compile=...)`: True or a mode, `as-is`, or the arguments of `torch.compile`."""
+
+
+def parse_compile(value: Compile) -> CompileSettings | None:
+    """Read the argument `compile` of `fxmem.analyze`.
+
+    Raises:
+        UsageError: no such mode, argument or option.
+    """
+    if value is None or value is False:
+        return None
+    if isinstance(value, CompileSettings):
+        return value
+    if value is True:
+        return CompileSettings()
+    if value == AS_IS:
+        return CompileSettings(as_is=True)
+    given: dict[str, Any] = {"mode": value} if isinstance(value, str) else dict(value)
+    wrong = next((key for key in given if key not in _KEYS), None)
+    if wrong is not None:
+        raise UsageError(f"expected compile with {', '.join(_KEYS)}, got {wrong!r}{closest(str(wrong), _KEYS)}")
+    mode: Any = given.get("mode") or "default"
+    if mode not in get_args(CompileMode):
+        raise UsageError(
+            f"expected compile to be a mode of torch.compile ({', '.join(get_args(CompileMode))}) or {AS_IS!r}, "
+            f"got {mode!r}{closest(str(mode), get_args(CompileMode))}"
+        )
+    if given.get("dynamic") not in (None, True, False):
+        raise UsageError(f"expected dynamic to be True, False or None, got {given['dynamic']!r}")
+    share = given.get(BUDGET_OPTION)
+    if share is not None and (not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1):
+        raise UsageError(f"expected {BUDGET_OPTION} from 0 (keep least) to 1 (recompute nothing), got {share!r}")
+    known = known_options()
+    options = {name.replace("-", "_"): each for name, each in (given.get("options") or {}).items()}
+    for name in options:
+        if name not in known:
+            raise UsageError(f"inductor has no option {name!r}{closest(name, sorted(known))}")
+    return CompileSettings(mode=mode, dynamic=given.get("dynamic"), options=options, activation_memory_budget=share)
+
+
+def read_compile(mode: str | None, options: list[str]) -> CompileSettings | None:
+    """Read `--compile` and `--compile-option`.
+
+    Raises:
+        UsageError: as `parse_compile`; options without `--compile`.
+    """
+    if mode is None:
+        if options:
+            raise UsageError("expected --compile with --compile-option")
+        return None
+    given = parse_compile_options(options)
+    if mode == AS_IS:
+        if given:
+            raise UsageError(f"expected --compile {AS_IS} without --compile-option: the model's author has chosen")
+        return parse_compile(AS_IS)
+    own = {name: given.pop(name, None) for name in ("dynamic", BUDGET_OPTION)}
+    return parse_compile({"mode": mode, **own, "options": given})
+
+
+def parse_compile_options(texts: list[str]) -> dict[str, Any]:
+    """Read `--compile-option KEY=VALUE`: inductor's, `dynamic` of torch.compile, `activation_memory_budget`.
+
+    Raises:
+        UsageError: no `=`.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"expected --compile-option as KEY=VALUE, got {text!r}")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+# `answer_all_ways`: a compiled step with other answers to what inductor decides by timing on the card.
+#
+# All decisions of one question are answered alike; on the card, each is made by itself. So the peaks are those of the
+# ends, and that a mixture lies between them is taken for granted.
+
+
+Answers = dict[TimedQuestion, str]
+"""By question, the answer; the first of each where it is not there."""
+
+
+class Answered(NamedTuple):
+    """A step that was compiled with some answers."""
+
+    made: CompileRecord | None
+    peak_bytes: int
+
+
+def answer_all_ways(first: Answered, recompile: Callable[[Answers], Answered | None]) -> list[int]:
+    """The peaks of a step with the first answers, and with each other one.
+
+    Each other answer is taken alone; then those together that raise the peak, and those that lower it.
+
+    A question that only another answer brings up is answered all ways with that one: whether to fuse, of templates.
+
+    Args:
+        first: the step with the first answers.
+        recompile: analyses the step with these; None where that was not possible.
+    """
+    tried: list[tuple[Answers, int]] = []
+    pending: list[tuple[Answers, CompileRecord | None]] = [({}, first.made)]
+    asked: set[TimedQuestion] = set()
+    while pending:
+        answers, made = pending.pop(0)
+        found: dict[TimedQuestion, dict[str, None]] = {}
+        for each in () if made is None else made.timed:
+            if each.question not in asked:
+                found.setdefault(each.question, {}).update(dict.fromkeys(each.others))
+        asked.update(found)
+        for question, others in found.items():
+            for other in others:
+                chosen: Answers = {**answers, question: other}
+                again = recompile(chosen)
+                if again is not None:
+                    tried.append((chosen, again.peak_bytes))
+                    pending.append((chosen, again.made))
+    for together in _combine(tried, first.peak_bytes):
+        again = recompile(together)
+        if again is not None:
+            tried.append((together, again.peak_bytes))
+    return [first.peak_bytes, *(peak for _, peak in tried)]
+
+
+def _combine(tried: list[tuple[Answers, int]], first: int) -> list[Answers]:
+    """The answers that raise the peak, together, and those that lower it; only of several questions."""
+    made = []
+    for sign in (1, -1):
+        best: dict[TimedQuestion, tuple[int, Answers]] = {}
+        for answers, peak in tried:
+            question, gain = next(iter(answers)), sign * (peak - first)
+            if gain > best.get(question, (0, {}))[0]:
+                best[question] = (gain, answers)
+        if len(best) > 1:
+            made.append({question: answer for _, answers in best.values() for question, answer in answers.items()})
+    return made

@@ -20,17 +20,17 @@ import torch.fx
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.compiler import cuda_graphs as torch_cuda_graphs
+from fxmem._torch.compiler import dynamo as torch_cuda_graphs
 from fxmem._torch.compiler import inductor as torch_inductor
-from fxmem.records.names import GRAPH_INPUT, GRAPH_POOL
 from fxmem.records.profile import Kind, ModuleCall, Phase, RecomputedRegion, SourceLine
+from fxmem.records.units import GRAPH_INPUT, GRAPH_POOL
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.code.source_lines import calling_line, user_line
 from fxmem.simulation.recording.flops import size_of_tensors
+from fxmem.simulation.recording.observe.backward_hooks import SavedHandle
 from fxmem.simulation.recording.observe.event_log import LOSS
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.recording.observe.node_ledger import NodeLedger
-from fxmem.simulation.recording.observe.saved_tensors import SavedHandle
 
 _UNNOTED = frozenset({"empty_strided", "empty", "as_strided", "detach", "select", "view"})
 

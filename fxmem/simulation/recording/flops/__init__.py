@@ -25,8 +25,15 @@ as well.
 
 from __future__ import annotations
 
-from fxmem.simulation.recording.flops.count import Formula, is_counted_by_torch, op_flops, torch_formulas
-from fxmem.simulation.recording.flops.traffic import host_bytes, moved_bytes, size_of_tensors
+from fxmem.simulation.recording.flops.count import (
+    Formula,
+    host_bytes,
+    is_counted_by_torch,
+    moved_bytes,
+    op_flops,
+    size_of_tensors,
+    torch_formulas,
+)
 
 __all__ = [
     "Formula",

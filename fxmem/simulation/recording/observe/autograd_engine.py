@@ -27,11 +27,10 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.kernels.streams import Streams
-from fxmem.simulation.recording.observe.backward_hooks import BackwardHooks, accumulate_gradient
+from fxmem.simulation.recording.observe.backward_hooks import BackwardHooks, SavedTensors, accumulate_gradient
 from fxmem.simulation.recording.observe.graph_task import GraphTask, NodeClock, fit_gradient
 from fxmem.simulation.recording.observe.observer import Observer
 from fxmem.simulation.recording.observe.plain_formulas import FORMULAS
-from fxmem.simulation.recording.observe.saved_tensors import SavedTensors
 
 _OF_VIEWS: Final = frozenset(
     f"{name}Backward0"

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import dis
+import functools
+import os
+import sys
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
+import torch.overrides
 
+import fxmem
 from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.autograd import is_sole_owner
 from fxmem._torch.common import contiguous_strides
+from fxmem.simulation.recording.observe.observer import Observer
 
 _KEY: Final = ("fxmem", "tensors")
 
@@ -153,3 +163,200 @@ def _obeys_layout(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
     if not is_dense(leaf):
         return gradient.is_contiguous()
     return all(n == 1 or a == b for n, a, b in zip(leaf.shape, gradient.stride(), leaf.stride(), strict=True))
+
+
+# Calls of torch's functions in Python that hold their arguments no longer than the functions themselves do.
+#
+# Where calls are observed, a function such as `gaussian_nll_loss` runs twice: once up to `handle_torch_function`, and
+# within that for good. The first run and whatever is between hold the arguments until the call returns. A real run
+# has one frame, which frees what it assigns to anew (`var = var.clone()`), if the caller gave it away.
+
+
+_BETWEEN: Final = (os.path.dirname(fxmem.__file__) + os.sep, torch.overrides.__file__)
+"""Where the frames between the two runs are from."""
+_HELD_AS: Final = frozenset({"args", "kwargs", "shown", "relevant_args", "overloaded_args"})
+"""Their variables that hold the arguments."""
+
+
+def assigns_to_a_tensor(function: Any) -> bool:
+    """Whether a function in Python assigns to one of its own arguments that may be a tensor."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    code = function.__code__
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    tensors = {name for name in arguments if "Tensor" in str(function.__annotations__.get(name))}
+    return any(not tensors.isdisjoint(_find_stored(each)) for each in dis.get_instructions(code))
+
+
+def _find_stored(instruction: dis.Instruction) -> list[str]:
+    """The variables that an instruction stores to; of Python 3.13 on are some of two, as `STORE_FAST_LOAD_FAST`."""
+    if not instruction.opname.startswith("STORE_FAST"):
+        return []
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    return [name for part, name in zip(instruction.opname.split("_FAST"), names, strict=False) if "STORE" in part]
+
+
+def call_unheld(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function from within `handle_torch_function`; neither its own first run nor we hold its arguments."""
+    code = function.__code__
+    frames = [sys._getframe(1)]
+    while frames[-1].f_code is not code and frames[-1].f_code.co_filename.startswith(_BETWEEN) and frames[-1].f_back:
+        frames.append(frames[-1].f_back)
+    if frames[-1].f_code is not code:
+        return function(*args, **kwargs)
+    given = [*args, *kwargs.values()][::-1]
+    call = _make_call(len(args), tuple(kwargs))
+    del args, kwargs
+    while frames:
+        _drop(frames.pop(), code)
+    return call(function, given)
+
+
+def _drop(frame: types.FrameType, code: types.CodeType) -> None:
+    """Set what holds arguments in a frame to None; in a run of `code`, all it has."""
+    variables = frame.f_locals
+    variables.update(dict.fromkeys(set(variables) if frame.f_code is code else _HELD_AS.intersection(variables)))
+    if sys.version_info < (3, 13):  # from there on `f_locals` writes through (PEP 667)
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+@functools.cache
+def _make_call(count: int, names: tuple[str, ...]) -> Callable[[Any, list[Any]], Any]:
+    """Make `lambda function, given: function(given.pop(), ..., name=given.pop())`, whose arguments go to the function's
+    frame. Of `function(*given)` the tuple stays as well."""
+    arguments = ["given.pop()"] * count + [f"{name}=given.pop()" for name in names]
+    made: Callable[[Any, list[Any]], Any] = eval(f"lambda function, given: function({', '.join(arguments)})")
+    return made
+
+
+# The tensors that autograd's nodes save for backward, and when they are freed.
+#
+# A node's saved tensors are packed under its number and freed when the node has run, unless the graph is retained
+# (torch/csrc/autograd/saved_variable.h, `SavedVariable::reset_data`).
+
+
+class SavedHandle:
+    """One saved tensor in the autograd graph; empty once its node has run."""
+
+    __slots__ = ("__weakref__", "hooks", "value")
+
+    def __init__(self, value: Any, hooks: torch_autograd.Hooks) -> None:
+        self.value: Any = value
+        self.hooks: torch_autograd.Hooks | None = hooks
+
+    def release(self) -> None:
+        """Free the tensor, as C++ does when the node has run."""
+        self.value = self.hooks = None
+
+
+class SavedTensors:
+    """The saved tensors of one thread's graph.
+
+    Args:
+        observer: told what is saved, and what the program's own unpack hooks return.
+        program: around these hooks; knows the newest node when an op ran last.
+    """
+
+    def __init__(self, observer: Observer, program: Observer) -> None:
+        self._observer, self._program = observer, program
+        self._saved_by: dict[int, list[weakref.ref[SavedHandle]]] = {}
+        self._unpacked: list[list[SavedHandle]] = []
+        self._unpacking = 0
+
+    def pack(self, hooks: torch_autograd.Hooks, tensor: torch.Tensor) -> SavedHandle:
+        """The handle that autograd keeps for `tensor`, which the newest node saves."""
+        # A node takes its number when it is made, just before it saves.
+        number = torch_autograd.next_sequence_number() - 1
+        if tensor.grad_fn is not None and self._is_output(tensor, number):
+            number = torch_autograd.sequence_number(tensor.grad_fn)
+            number = _saver_of_output(tensor.grad_fn) if torch_autograd.is_view(tensor) else number
+            if hooks.change_nothing:
+                # A node's own output: kept as it is, the node would keep itself alive. C++ keeps it without its
+                # grad_fn; a hook of the program's gets it as it is (saved_variable.cpp), and may make such a cycle.
+                tensor = torch_autograd.share_without_history(tensor)
+        handle = SavedHandle(hooks.pack(tensor), hooks)
+        reference = weakref.ref(handle)
+        self._saved_by.setdefault(number, []).append(reference)
+        self._observer.on_save(handle.value, reference)
+        return handle
+
+    def _is_output(self, tensor: torch.Tensor, newest: int) -> bool:
+        """Whether what is packed is an output that its maker saves itself.
+
+        The maker then is the newest node, or has made newer ones while it ran: those of the tangents in forward mode,
+        those of an inner transform of torch.func. The newest has run then, while a node saves its inputs before it
+        runs.
+        """
+        if torch_autograd.sequence_number(tensor.grad_fn) == newest:
+            return True
+        several = torch_autograd.is_forward_mode() or torch_wrappers.is_transformed(tensor)
+        return several and self._program.newest_node_that_ran() == newest
+
+    def unpack(self, handle: SavedHandle) -> Any:
+        """The tensor, or what the program's own hook makes of what it saved.
+
+        Raises:
+            RuntimeError: as torch does, where the tensor has been freed.
+        """
+        # What an unpack hook itself unpacks (checkpoint's inputs) is another node's, and that one's to release.
+        if self._unpacked and not self._unpacking:
+            self._unpacked[-1].append(handle)
+        if handle.hooks is None:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time, after its saved tensors have been freed. "
+                "Specify retain_graph=True."
+            )
+        self._unpacking += 1
+        try:
+            if handle.hooks.change_nothing:
+                return handle.value
+            with self._program.observe_unpack():
+                found = handle.hooks.unpack(handle.value)
+            self._observer.on_unpack(found)
+            return found
+        finally:
+            self._unpacking -= 1
+
+    def find_kept(self) -> Iterator[tuple[int, Any]]:
+        """What is saved and not freed, with the number of its node; graphs that are no more are forgotten."""
+        for number, references in list(self._saved_by.items()):
+            handles = [handle for reference in references if (handle := reference()) is not None]
+            if not handles:
+                del self._saved_by[number]
+            yield from ((number, handle.value) for handle in handles)
+
+    def begin_node(self) -> None:
+        """From here on, one node of the backward unpacks."""
+        self._unpacked.append([])
+
+    def end_node(self) -> list[SavedHandle]:
+        """What the node that began last has unpacked."""
+        return self._unpacked.pop()
+
+    def release_unpacked(self) -> None:
+        """Free what the node that began last has unpacked so far."""
+        for handle in self._unpacked[-1] if self._unpacked else ():
+            handle.release()
+
+    def release(self, number: int, unpacked: list[SavedHandle]) -> None:
+        """Free what the node with this number saved, and what it unpacked."""
+        for handle in unpacked:
+            handle.release()
+        for reference in self._saved_by.pop(number, ()):
+            kept = reference()
+            if kept is not None:
+                kept.release()
+
+
+def _saver_of_output(maker: Any) -> int:
+    """The number under which a node saves its own output, which `maker` made last.
+
+    An in-place op on a view saves after autograd has rebuilt the view's `grad_fn` on top of the op's own node, a
+    `CopySlices` (torch/csrc/autograd/variable.cpp, `grad_fn` and `rebase_history`).
+    """
+    last = number = torch_autograd.sequence_number(maker)
+    while type(maker).__name__ != "CopySlices":
+        maker, number = maker.next_functions[0][0] if maker.next_functions else None, number - 1
+        if maker is None or torch_autograd.sequence_number(maker) != number:
+            return last
+    return number

@@ -20,11 +20,8 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
 from fxmem.simulation.kernels.streams import Done, Streams
-from fxmem.simulation.recording.observe.bounded_sizes import BoundedSizes
 from fxmem.simulation.recording.observe.observer import Observer
-from fxmem.simulation.recording.observe.real_storages import RealStorages
-from fxmem.simulation.recording.observe.storage_reads import StorageReads
-from fxmem.simulation.recording.observe.stream_waits import StreamWaits
+from fxmem.simulation.recording.observe.storages import BoundedSizes, RealStorages, StorageReads, StreamWaits
 
 LOSS = -1
 """The node of everything between the model's forward and its backward."""

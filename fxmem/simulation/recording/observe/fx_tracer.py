@@ -30,7 +30,7 @@ from fxmem._torch import checkpoint as torch_checkpoint
 from fxmem._torch import common as torch_common
 from fxmem.records.profile import ModuleCall, RecomputedRegion, SourceLine
 from fxmem.simulation.code.source_lines import calling_line, calling_lines
-from fxmem.simulation.recording.observe.argument_holders import assigns_to_a_tensor, call_unheld
+from fxmem.simulation.recording.observe.backward_hooks import assigns_to_a_tensor, call_unheld
 from fxmem.simulation.recording.observe.fx_writer import GraphWriter, as_node, has_tensor, named_apply
 from fxmem.simulation.recording.observe.observer import Observer
 

@@ -14,7 +14,7 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.jagged import known_shape
+from fxmem._torch.wrappers import known_shape
 from fxmem.records.profile import Kind, Phase
 from fxmem.simulation.recording.observe.event_log import LOSS, StepLog
 from fxmem.simulation.recording.observe.observer import Observer

@@ -23,13 +23,12 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation.asked import known_values, legal_values
-from fxmem.simulation.asked.bounded_shapes import picks_by_mask
 from fxmem.simulation.asked.routing import has_rule
-from fxmem.simulation.asked.values import Values
+from fxmem.simulation.asked.values import Values, picks_by_mask
 from fxmem.simulation.code.source_lines import variables
 from fxmem.simulation.kernels import sparse as _sparse  # noqa: F401 - registers its kernels
-from fxmem.simulation.kernels.composites import Kernel, find_kernel
 from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, NO_VIEW, ONE_DTYPE, check_dtypes
+from fxmem.simulation.kernels.inner_ops import Kernel, find_kernel
 from fxmem.simulation.kernels.package_operators import FUSED
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.recording.observe.autograd_engine import NODE_CALL

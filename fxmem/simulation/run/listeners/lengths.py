@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from fxmem.records.names import STEPS
 from fxmem.records.parts import LongestBatch
 from fxmem.records.profile import Assumption, ProgramRun
+from fxmem.records.units import STEPS
 from fxmem.simulation.run.listeners import register
 from fxmem.simulation.run.longest_batch import RecordedLengths, explain_longest, find_longest
 from fxmem.simulation.run.program_parts import ProgramParts

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fxmem.simulation.step.generation.any_analysis import AnyAnalysis, analyze_any, analyze_request
 from fxmem.simulation.step.generation.generation import Generation, GenerationRequest
 from fxmem.simulation.step.generation.recorded_generation import (
+    AnyAnalysis,
+    analyze_any,
+    analyze_request,
     check_generates,
     choose_cache,
     generate,

@@ -15,11 +15,10 @@ from fxmem.hardware.context import give_room, process_range, room_bytes
 from fxmem.memory import allocator, liveness
 from fxmem.memory.budget import MemoryFit
 from fxmem.memory.generation import Events, TokenReplay, replay_tokens, requested_by_token
-from fxmem.records.names import Mode
 from fxmem.records.parts import GenerationPeak, GenerationRun, TokenBytes
 from fxmem.records.profile import Profile, StepTime, Target, Timeline
-from fxmem.simulation.step.analysed_model import AnalysedModel
-from fxmem.simulation.step.request import StepRequest
+from fxmem.records.units import Mode
+from fxmem.simulation.step.request import AnalysedModel, StepRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

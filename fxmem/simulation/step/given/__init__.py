@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from fxmem.simulation.step.given.adapters import add_lora, quantize_weights
 from fxmem.simulation.step.given.batches import Batch, is_loader, read_batch
-from fxmem.simulation.step.given.device_moves import ignore_moves
 from fxmem.simulation.step.given.losses import read_loss
 from fxmem.simulation.step.given.packed_weights import PackedWeights, pack_weights
-from fxmem.simulation.step.given.prepared_step import understand
-from fxmem.simulation.step.given.training_step import view_source
+from fxmem.simulation.step.given.prepared_step import ignore_moves, understand, view_source
 
 __all__ = [
     "Batch",

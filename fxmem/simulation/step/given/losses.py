@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from fxmem._torch.common import iterate_tensors
 from fxmem.errors import UsageError, closest
-from fxmem.records.names import LOSSES, NO_LOSS
-from fxmem.records.units import format_bytes
+from fxmem.records.units import LOSSES, NO_LOSS, format_bytes
 
 Labels = Callable[[torch.Tensor], torch.Tensor]
 """Output -> labels of the right shape and dtype, where the output is."""

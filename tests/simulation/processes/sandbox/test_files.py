@@ -26,11 +26,11 @@ import torch
 import fxmem
 from fxmem.__main__ import main
 from fxmem.hardware import catalogue
-from fxmem.simulation.processes.sandbox import descriptors, layers, process
-from fxmem.simulation.processes.sandbox.layers import Layers
+from fxmem.simulation.processes.sandbox import overlay, process
+from fxmem.simulation.processes.sandbox.overlay import Layers
 from fxmem.simulation.processes.sandbox.written_files import PREFIX, WrittenPlace, list_files
 from fxmem.simulation.program import Launch
-from fxmem.validation.validate_program import validate_program
+from fxmem.validation.validate import validate_program
 from fxmem.whatif.program_step import ProgramCommand
 
 PROGRAM = Path(__file__).parent / "writes.py"
@@ -115,7 +115,9 @@ import errno
 import sys
 
 from fxmem.__main__ import main
-from fxmem.simulation.processes.sandbox import descriptors, layers, process
+from fxmem.simulation.processes.sandbox import process
+from fxmem.simulation.processes.sandbox import process
+from fxmem.simulation.processes.sandbox import overlay
 
 
 def refuse(*_, **__):
@@ -183,7 +185,7 @@ def test_files_are_held_however_the_program_ends(
     run: Run, folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, aside, close = state(folder), [], Layers.close
-    monkeypatch.setattr(Layers, "close", lambda layers: (aside.extend(layers.folders), close(layers)))
+    monkeypatch.setattr(Layers, "close", lambda layers: (aside.extend(overlay.folders), close(overlay)))
     done = run(str(PROGRAM), str(folder), ending)
     code, said = ENDINGS[ending]
     assert (done.code, said in done.err) == (code, True), done.err
@@ -397,7 +399,7 @@ def test_what_another_process_removes_meanwhile_is_passed_over(tmp_path: Path, m
         return tmp_path.stat().st_uid
 
     monkeypatch.setattr(os, "getuid", remove_others)
-    layers._remove_abandoned(str(tmp_path))
+    overlay._remove_abandoned(str(tmp_path))
     assert not os.listdir(tmp_path)
 
 
@@ -464,7 +466,7 @@ def test_a_log_that_others_write_to_meanwhile_is_nothing_that_the_program_wrote(
     (folder / "train.py").write_text(f"import os, sys, torch\ntorch.nn.Linear(8, 8).cuda()\n{wrote}\n")
     if not view:
         monkeypatch.setattr(process, "enter_overlay", refuse)
-    part = descriptors.part_descriptors
+    part = process.part_descriptors
 
     def part_and_grow(files: Mapping[int, str], find_place: Callable[[str], str]) -> None:
         others = [os.dup(each) for each, file in files.items() if file.endswith("open_to_append")]
@@ -472,7 +474,7 @@ def test_a_log_that_others_write_to_meanwhile_is_nothing_that_the_program_wrote(
         for each in others:
             os.write(each, b"by others")
 
-    monkeypatch.setattr(descriptors, "part_descriptors", part_and_grow)
+    monkeypatch.setattr(process, "part_descriptors", part_and_grow)
     log = os.open(folder / "open_to_append", os.O_WRONLY | os.O_APPEND)
     try:
         done = run("--json", "-", "train.py", str(log))

@@ -12,8 +12,8 @@ from torch import nn
 import fxmem
 from benchmarks.releases.cuda_graphs import predict
 from fxmem.memory.allocator import replay
-from fxmem.records.names import GRAPH_INPUT, GRAPH_POOL
 from fxmem.records.profile import Kind
+from fxmem.records.units import GRAPH_INPUT, GRAPH_POOL
 from tests.profiles import small_profile
 
 MEASURED = Path(__file__).parents[4] / "benchmarks" / "results" / "cuda-graphs-2026-11-23.md"

@@ -16,7 +16,7 @@ from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Kind, Phase
-from fxmem.simulation.recording.compiled.timed_answers import Answers
+from fxmem.simulation.recording.compiled.compiled_parts import Answers
 from tests.simulation.recording.compiled.real import without_kernels
 
 pytestmark = [pytest.mark.truth, pytest.mark.usefixtures("compiler")]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fxmem.records.names import TimedQuestion
 from fxmem.records.parts import CompileRecord, TimedChoice
-from fxmem.simulation.recording.compiled.timed_answers import Answered, Answers, answer_all_ways
+from fxmem.records.units import TimedQuestion
+from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers, answer_all_ways
 
 
 def asking(**questions: tuple[str, ...]) -> CompileRecord:

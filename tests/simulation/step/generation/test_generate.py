@@ -24,7 +24,7 @@ from fxmem.memory.allocator import DEFAULT_SETTINGS, trace_step
 from fxmem.memory.generation import Jump, extend, find_steps
 from fxmem.memory.report_reader import load_report, timeline
 from fxmem.records.profile import Phase
-from fxmem.simulation.step.generation import generation_step, recorded_generation
+from fxmem.simulation.step.generation import recorded_generation
 
 pytestmark = pytest.mark.truth
 
@@ -51,7 +51,7 @@ def mamba():
 def all_recorded(monkeypatch):
     def record(model, prompt, tokens, **settings):
         with monkeypatch.context() as patched:
-            patched.setattr(generation_step, "TRIED", ({},))
+            patched.setattr(recorded_generation, "TRIED", ({},))
             return generate(model, prompt, tokens, **settings)
 
     return record
