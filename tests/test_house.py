@@ -256,7 +256,6 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 OPEN_PACKAGES = {
     "fxmem._torch.compiler": "private names by the module of torch they are of, as in the rest of the room",
     "fxmem.show.text": "one table for each kind of record: whoever has the record names its module",
-    "fxmem.simulation.step.model": "a model made ready for a run without data, which checkpoints and changes need",
     "fxmem.simulation.recording.observe": "what watches a run, which checkpoints and changes need as well",
 }
 """Packages inside a room whose modules other rooms may name, and why; every other re-exports what others need."""

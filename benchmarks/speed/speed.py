@@ -82,7 +82,7 @@ def _make_step(module: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, Callable[
     import torch
     from torch._subclasses import FakeTensorMode
 
-    from fxmem.simulation.step.model.fake_model import fake_inputs, fake_model
+    from fxmem.simulation.step.fake_model import fake_inputs, fake_model
     from fxmem.simulation.step.step import default_loss
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -28,7 +28,7 @@ from fxmem.simulation.processes.process_guard import postpone_interrupts, proces
 from fxmem.simulation.recording.error_advice import user_code_error
 from fxmem.simulation.recording.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.recording.observe.observer import Observer
-from fxmem.simulation.step.model.fake_model import fake_inputs, fake_model, shadow_model
+from fxmem.simulation.step.fake_model import fake_inputs, fake_model, shadow_model
 from fxmem.simulation.step.step import set_training
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fxmem.records.parts.step import Bytes, Record
+from fxmem.records.parts import Bytes, Record
 
 BytesOf = Literal["peak", "step", "optimizer", "batch", "reserved", "host"]
 """What the bytes of a finding are of: the peak, how many more there are after each step, or batch of evaluation, what

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, RootModel, model_validator
 
 from fxmem.records.files import write_text
-from fxmem.records.parts.step import Tick
+from fxmem.records.parts import Tick
 from fxmem.records.profile import (
     Assumption,
     Bytes,

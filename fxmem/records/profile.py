@@ -19,17 +19,24 @@ from pydantic import Field
 
 from fxmem.records.findings import Finding
 from fxmem.records.parts import (
+    Bytes,
     CompileRecord,
+    Count,
     EngineUse,
     EvaluationPass,
+    Flops,
+    FlopsChange,
     GenerationRun,
     Growth,
     HostUse,
     LongestBatch,
+    Many,
+    Mapped,
     RankedStep,
+    Record,
     Schedule,
+    Tick,
 )
-from fxmem.records.parts.step import Bytes, Count, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.registry import Viewed, print_record
 from fxmem.records.units import NO_LOSS, ZeroGrad, package_path
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fxmem.records.advice import Advice
 from fxmem.records.findings import Finding
-from fxmem.records.parts.step import Bytes, Count, Many, Record
+from fxmem.records.parts import Bytes, Count, Many, Record
 from fxmem.records.profile import Kind, Versioned
 
 Cause = Literal[
@@ -62,7 +62,7 @@ class OutOfMemoryMessage(Record):
     """Whose memory: `CUDA`, `HIP`, `XPU`, `NPU`, `MPS`, or `CPU` for the host's."""
     source: str = ""
     """Who says it, where that is not PyTorch's allocator: `cuBLAS`, `NCCL`, `driver`, `Slurm`, ...; in
-    `memory/shortage/formats.toml`."""
+    `memory/shortage_formats.toml`."""
     device: Count | None = None
     rank: Count | None = None
     place: str = ""

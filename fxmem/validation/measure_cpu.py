@@ -43,7 +43,7 @@ from fxmem.records.pause_gc import freeze_gc
 from fxmem.records.profile import Kind, Phase
 from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.recording.error_advice import user_code_error
-from fxmem.simulation.step.model.function_copies import tensors_behind
+from fxmem.simulation.step.function_copies import tensors_behind
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import LoopVariables, describe, make_optimizer, run_step
 from fxmem.validation.profiler_log import (

@@ -23,8 +23,8 @@ from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import Mesh, MeshPlan, find_blocks, read_mesh
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.step.analysis import Analysis, analyze_step
+from fxmem.simulation.step.fake_model import shadow_model
 from fxmem.simulation.step.generation import AnyAnalysis, Generation, analyze_any
-from fxmem.simulation.step.model.fake_model import shadow_model
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.program_step import ProgramStep
 

@@ -33,11 +33,11 @@ from fxmem.records.plan import BudgetPoint, CompilePlan, Plan, Region
 from fxmem.records.units import Application, exact_bytes
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.simulation.step.model.fake_model import shadow_model
-from fxmem.whatif.plans import remedies
-from fxmem.whatif.plans.plan_search import PlanSearch
-from fxmem.whatif.plans.proposals import REFUSALS, PlannedWay, apply_regions, check_training
+from fxmem.simulation.step.fake_model import shadow_model
+from fxmem.whatif import remedies
+from fxmem.whatif.plan_search import PlanSearch
 from fxmem.whatif.program_step import ProgramStep, program_step
+from fxmem.whatif.proposals import REFUSALS, PlannedWay, apply_regions, check_training
 
 Survey = tuple[Sequence[OperatorCall], Sequence[OperatorValue]]
 """What a model's forward comes down to: its calls of operators, and what they make."""

@@ -30,8 +30,7 @@ from fxmem.errors import PlanWarning
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import Application
-from fxmem.whatif import verified_plan
-from fxmem.whatif.plans import proposals
+from fxmem.whatif import proposals, verified_plan
 from tests.checkpointing.test_regions import IMAGES, blocks, region, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import regions_of, results, seen

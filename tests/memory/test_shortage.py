@@ -10,8 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from fxmem.memory.shortage import find_words, read_messages
-from fxmem.memory.shortage.messages import all_formats
+from fxmem.memory.shortage import all_formats, find_words, read_messages
 from fxmem.records.shortage import Cause, OutOfMemoryMessage
 from fxmem.show.shortage_facts import card_parts, describe_cause, shortage_facts, shortage_sections
 

@@ -23,8 +23,7 @@ from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif import verified_plan
-from fxmem.whatif.plans import proposals
+from fxmem.whatif import proposals, verified_plan
 from tests.small_steps import without_hidden_memory
 
 

@@ -26,7 +26,7 @@ from fxmem.records.plan import Region
 from fxmem.records.profile import Profile, SourceLine
 from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.whatif.plans.proposals import apply_regions
+from fxmem.whatif.proposals import apply_regions
 from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel
 

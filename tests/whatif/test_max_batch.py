@@ -32,8 +32,7 @@ from fxmem.show.plots import sizes_svg
 from fxmem.show.text.fits import fits_table
 from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import guard
-from fxmem.whatif import card_fit, max_batch, sweep, verified_plan
-from fxmem.whatif.plans import proposals
+from fxmem.whatif import card_fit, max_batch, proposals, sweep, verified_plan
 from fxmem.whatif.source import find_resizing
 from tests.cores import two_cores
 

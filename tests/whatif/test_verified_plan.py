@@ -33,8 +33,7 @@ from fxmem.simulation.recording.observe.fx_writer import GraphWriter
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif import verified_plan
-from fxmem.whatif.plans import proposals
+from fxmem.whatif import proposals, verified_plan
 from tests.profiles import Log
 
 pytestmark = pytest.mark.truth

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fxmem.memory.shortage.messages import find_cause
+from fxmem.memory.shortage import find_cause
 from fxmem.memory.snapshots.reader import (
     ALLOC,
     FREE,

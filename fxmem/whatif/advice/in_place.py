@@ -25,7 +25,7 @@ from fxmem.records.profile import Kind, Node, Profile, SourceLine
 from fxmem.records.units import to_words
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.simulation.step.model.fake_model import shadow_model
+from fxmem.simulation.step.fake_model import shadow_model
 from fxmem.whatif.advice.variant import (
     AnyChange,
     Change,

@@ -21,7 +21,7 @@ from fxmem.records.profile import Kind, Profile
 from fxmem.records.units import Sdpa
 from fxmem.simulation.kernels.kernel_settings import KernelSettings, apply_settings, convolution_settings
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.simulation.step.model.fake_model import shadow_model
+from fxmem.simulation.step.fake_model import shadow_model
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 _CHUNKS = 8

@@ -15,7 +15,7 @@ from fxmem.errors import UsageError, one_line
 from fxmem.simulation.ranks import MeshPlan
 from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.simulation.step.model.fake_model import meta_model
+from fxmem.simulation.step.fake_model import meta_model
 from fxmem.simulation.step.step import in_backward
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, code_for_modules
 from fxmem.whatif.source import find_resizing

@@ -20,7 +20,7 @@ from torchvision.models.video.swin_transformer import SwinTransformer3d
 from fxmem import analyze
 from fxmem._torch.common import FakeTensorMode, tree_leaves
 from fxmem.errors import AnalysisError
-from fxmem.simulation.step.model.fake_model import fake_model
+from fxmem.simulation.step.fake_model import fake_model
 
 # Of what is built from the same blocks, one: of a few blocks, where a class of torchvision takes their number.
 # Detectors decide by the boxes they find, and raft loops over a number torch.fx does not see: symbolic_trace refuses

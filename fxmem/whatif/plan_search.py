@@ -19,7 +19,7 @@ from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Kind, Peak, Phase
 from fxmem.records.units import Application, exact_bytes, format_bytes, sum_known, to_words
 from fxmem.simulation.code.profiled_step import ProfiledStep
-from fxmem.whatif.plans.proposals import (
+from fxmem.whatif.proposals import (
     REFUSALS,
     BudgetBracket,
     CountedProgress,

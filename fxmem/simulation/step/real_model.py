@@ -24,8 +24,8 @@ from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.simulation.asked.values import RealReads, hangs_on_values
 from fxmem.simulation.processes.process_guard import process_unchanged
 from fxmem.simulation.recording.error_advice import user_code_error
-from fxmem.simulation.step.model.fake_model import plain_model
-from fxmem.simulation.step.model.function_copies import Rebinder
+from fxmem.simulation.step.fake_model import plain_model
+from fxmem.simulation.step.function_copies import Rebinder
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import run_forward, set_training
 

@@ -31,7 +31,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.recording.assumptions import COMPILED
 from fxmem.simulation.recording.recording import deep_recursion
-from fxmem.simulation.step.model.function_copies import Rebinder, tensors_behind
+from fxmem.simulation.step.function_copies import Rebinder, tensors_behind
 
 # Which modules can be analysed, which part of a wrapper is, and which are refused.
 #

@@ -16,7 +16,7 @@ from fxmem.records.profile import Peak, Profile
 from fxmem.records.units import Application
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.simulation.step.model.fake_model import shadow_model
+from fxmem.simulation.step.fake_model import shadow_model
 
 REFUSALS = (UsageError, AnalysisError)
 """What applying a plan raises where its application does not go with the model; some only the planned step shows."""

@@ -15,8 +15,8 @@ from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import OptimizerSpec
 from fxmem.simulation.step.step import in_backward
 from fxmem.whatif import max_batch
-from fxmem.whatif.plans.plan_search import PlanSearch
-from fxmem.whatif.plans.proposals import Shortfall, apply_regions
+from fxmem.whatif.plan_search import PlanSearch
+from fxmem.whatif.proposals import Shortfall, apply_regions
 from fxmem.whatif.source import find_resizing
 
 _OF_NO_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)

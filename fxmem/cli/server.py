@@ -1,4 +1,8 @@
-"""The application of `fxmem serve`: three answers, behind a token, for this machine's browser alone."""
+"""`fxmem serve`: the page of a step, live on this machine alone, with the settings to change.
+
+Starlette answers, uvicorn listens on 127.0.0.1. Each analysis runs in a process of its own, so that a saved file is
+read anew and nothing of it stays; its page is kept in memory by settings and by the state of the files.
+"""
 
 from __future__ import annotations
 
@@ -261,7 +265,7 @@ def _refuse(code: int) -> Response:
 
 TIME_LIMIT = 600.0
 """Seconds that an analysis may take."""
-_PROGRAM = "from fxmem.cli.server.app import main; main()"
+_PROGRAM = "from fxmem.cli.server import main; main()"
 
 
 def write_page(options: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ The forms, by the release of torch that wrote them (`c10/cuda/CUDACachingAllocat
 - 2.3: the same `with ... allocated in private pools (e.g., CUDA Graphs)`.
 
 Other devices write the same with another name. These and all other formats, of libraries, drivers, schedulers and the
-host, are tables of `formats.toml`.
+host, are tables of `shortage_formats.toml`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from fxmem.hardware.context import known_context_sizes
 from fxmem.records.shortage import Cause, OutOfMemoryMessage, ProcessUse
 
-# Ways of saying that memory ran out, and what the causes come to in words: the tables of `formats.toml`.
+# Ways of saying that memory ran out, and what the causes come to in words: the tables of `shortage_formats.toml`.
 
 
 class Format(NamedTuple):
@@ -55,7 +55,7 @@ class CauseWords(NamedTuple):
 
 @cache
 def _read() -> Mapping[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("shortage_formats.toml").read_text(encoding="utf-8"))
 
 
 @cache
