@@ -9,12 +9,6 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandle
 
 from fxmem.records.units import OF_FRAMES, OF_GRAPH, CompileMode, TimedQuestion
 
-# What a step may be besides plain: compiled, a generation, an engine's, a rank's.
-
-
-# What every record is made of: the frozen base class, and numbers and sequences with their bounds.
-
-
 _MOST = 10**30
 
 Bytes = Annotated[int, Field(ge=0, le=_MOST)]
@@ -265,9 +259,6 @@ class RankedStep(Record):
     host_bytes: Bytes = 0
     """Parameters, gradients and optimizer state that this rank keeps in the host's memory (`CPUOffloadPolicy`); what
     the optimizer's step takes beside them is not counted."""
-
-
-# What is more than a step of a program: evaluations, growth, the host, the lengths of batches.
 
 
 # --- what follows an epoch of a program -------------------------------------------------------------------------------
