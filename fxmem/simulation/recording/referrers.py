@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import sys
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -47,11 +48,20 @@ class _Step(NamedTuple):
         return (self.path, self.owner) if self.key is None else (f"[{self.key!r:.40}]{self.path}", None)
 
 
-def find_keepers(log: StepLog, wanted: Collection[int]) -> dict[int, tuple[str, Owner]]:
+def find_keepers(log: StepLog, wanted: Sequence[Collection[int]]) -> dict[int, tuple[str, Owner]]:
     """The nearest names above the tensors in these storages, each with who has its first element; without what no
-    object of Python's has, or no name."""
+    object of Python's has, or no name.
+
+    Args:
+        log: of the storages.
+        wanted: groups of storages, for each of which it is looked by itself.
+    """
+    found: dict[int, tuple[str, Owner]] = {}
     with unfreeze_gc():  # else it leaves out what was there before the recording
-        return _climb_up([_Step(each, index) for index, each in _find_tensors(log, wanted)])
+        steps = [_Step(each, index) for index, each in _find_tensors(log, {*itertools.chain(*wanted)})]
+        for group in wanted:
+            found |= _climb_up([each for each in steps if each.storage in group])
+    return found
 
 
 def _climb_up(level: list[_Step]) -> dict[int, tuple[str, Owner]]:
@@ -80,10 +90,11 @@ def _climb_up(level: list[_Step]) -> dict[int, tuple[str, Owner]]:
 
 
 def _find_tensors(log: StepLog, wanted: Collection[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.Tensor):
-            indices = [log.find_storage(part) for part in torch_wrappers.parts(each)]
-            yield from ((index, each) for index in indices if index is not None and index in wanted)
+    objects = gc.get_objects()
+    tensors = {each for each in {*map(type, objects)} if issubclass(each, torch.Tensor)}
+    for each in itertools.compress(objects, map(tensors.__contains__, map(type, objects))):
+        indices = [log.find_storage(part) for part in torch_wrappers.parts(each)]
+        yield from ((index, each) for index in indices if index is not None and index in wanted)
 
 
 def _climb(value: Any, below: Mapping[int, _Step]) -> Iterator[tuple[_Step, _Step]]:

@@ -11,11 +11,12 @@ import contextlib
 import functools
 import gc
 import inspect
+import itertools
 import re
 import sys
 import types
 from collections import ChainMap, Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -198,13 +199,18 @@ class Holders:
         self._in_vain += is_in_vain * (1 if search.is_whole else _AS_MANY_IF_CUT)
         return sorted(index for index in search.wanted if not log.storages[index].holder)
 
-    def locate(self, wanted: Iterable[int], places: Places, saved: Mapping[int, int]) -> dict[int, tuple[str, Owner]]:
-        """Who has these storages now, and whose own that is; without those that no object of Python's has."""
-        search = self._run(set(wanted), places, saved, {})
-        if search.found:
-            return {index: (each.path, each.owner) for index, each in search.found.items()}
+    def locate(
+        self, wanted: Sequence[Collection[int]], places: Places, saved: Mapping[int, int]
+    ) -> dict[int, tuple[str, Owner]]:
+        """Who has these groups of storages now, and whose own that is; without those that no object of Python's has.
+
+        Of a group of which the program's variables lead to some, the others are left out.
+        """
+        search = self._run({*itertools.chain(*wanted)}, places, saved, {})
+        found = {index: (each.path, each.owner) for index, each in search.found.items()}
+        lost = [each for each in wanted if found.keys().isdisjoint(each)]
         with torch_common.no_modes(), torch_common.pause_observers():
-            return find_keepers(self._log, search.wanted)
+            return {**found, **find_keepers(self._log, lost)} if lost else found
 
     def _run(self, wanted: set[int], places: Places, saved: Mapping[int, int], bounds: Bounds) -> _Search:
         with torch_common.no_modes(), torch_common.pause_observers():

@@ -325,7 +325,13 @@ class GrowthLog:
         """
         frames = list_frames(frame)
         self._cycles_stay = cycles_stay
-        found = [self._prove(each, frames, loops, [*places], saved) for each in self.find()]
+        grown = self.find()
+        kept = [self._find_kept(self._held[each.holder]) for each in grown]
+        located = self._holders.locate(kept, places, saved) if kept else {}
+        found = []
+        for each, own in zip(grown, kept, strict=True):
+            held_at = [place for index, place in located.items() if index in own]
+            found.append(self._prove(each, frames, loops, held_at, not saved.keys().isdisjoint(own)))
         by_holder = {each.holder: [other for other in found if other.holder == each.holder] for each in found}
         self._proved = tuple(sorted(map(_join, by_holder.values()), key=lambda each: (-each.nbytes, each.holder)))
 
@@ -334,27 +340,28 @@ class GrowthLog:
         grown: Growth,
         frames: list[types.FrameType],
         loops: LoopWatch | None,
-        places: Places,
-        saved: Mapping[int, int],
+        held_at: Sequence[tuple[str, Owner]],
+        is_saved: bool,
     ) -> Growth:
-        held, rounds = self._held[grown.holder], len(self._alive)
-        kept = sorted(held.storages - held.made or held.storages)
-        kept = kept[: (len(kept) + 1) // 2]  # the oldest: a variable may still have the last one
-        located = self._holders.locate(kept, places, saved)
-        found: dict[str, Any] = {"ends": loops and loops.find_last(rounds)}
-        if not located:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
-            is_graphs = not saved.keys().isdisjoint(kept) or grown.holder.endswith(".grad")
+        found: dict[str, Any] = {"ends": loops and loops.find_last(len(self._alive))}
+        if not held_at:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
+            is_graphs = is_saved or grown.holder.endswith(".grad")
             found |= {"holder": IN_CYCLES if self._cycles_stay else "", "kept_at": ""}
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
-        counted = Counter((path.partition("[")[0], owner) for path, owner in located.values())
+        counted = Counter((path.partition("[")[0], owner) for path, owner in held_at)
         ((path, owner), _) = counted.most_common(1)[0]
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         kept_at = find_keeping_line(path, self._files, {each.file for each in code.meant})
-        found["ends"] = loops and loops.find_last(rounds, code.outer)
+        found["ends"] = loops and loops.find_last(len(self._alive), code.outer)
         is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
         is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded
         return grown.model_copy(update={**found, "holder": path, "kept_at": kept_at, "is_endless": is_endless})
+
+    @staticmethod
+    def _find_kept(held: _Held) -> list[int]:
+        kept = sorted(held.storages - held.made or held.storages)
+        return kept[: (len(kept) + 1) // 2]  # the oldest: a variable may still have the last one
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
