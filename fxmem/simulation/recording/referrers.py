@@ -48,6 +48,10 @@ class _Step(NamedTuple):
         return (self.path, self.owner) if self.key is None else (f"[{self.key!r:.40}]{self.path}", None)
 
 
+_Below = dict[int, list[_Step]]
+"""The steps of a level, by the identity of their objects."""
+
+
 def find_keepers(log: StepLog, wanted: Sequence[Collection[int]]) -> dict[int, tuple[str, Owner]]:
     """The nearest names above the tensors in these storages, each with who has its first element; without what no
     object of Python's has, or no name.
@@ -56,33 +60,37 @@ def find_keepers(log: StepLog, wanted: Sequence[Collection[int]]) -> dict[int, t
         log: of the storages.
         wanted: groups of storages, for each of which it is looked by itself.
     """
-    found: dict[int, tuple[str, Owner]] = {}
     with unfreeze_gc():  # else it leaves out what was there before the recording
         steps = [_Step(each, index) for index, each in _find_tensors(log, {*itertools.chain(*wanted)})]
-        for group in wanted:
-            found |= _climb_up([each for each in steps if each.storage in group])
-    return found
+        return _climb_up([[each for each in steps if each.storage in group] for group in wanted])
 
 
-def _climb_up(level: list[_Step]) -> dict[int, tuple[str, Owner]]:
+def _climb_up(levels: list[list[_Step]]) -> dict[int, tuple[str, Owner]]:
+    """Climb from each level by itself, and look through the collector's objects once for all of them."""
     found: dict[int, tuple[str, Owner]] = {}
-    seen = {id(each.value): each.value for each in level}
+    group_of = {each.storage: number for number, level in enumerate(levels) for each in level}
+    seen = {(group_of[each.storage], id(each.value)): each.value for level in levels for each in level}
     scopes = {id(vars(each)): each for each in sys.modules.copy().values() if isinstance(each, types.ModuleType)}
     frames, _ = program_frames(sys._getframe(2))  # the collector does not track what runs
     for _ in range(_HIGHEST):
-        below = {id(each.value): each for each in level[:_WIDEST] if each.storage not in found}
-        level, referred = [], set[int]()
-        for value in [*gc.get_referrers(*(each.value for each in below.values())), *frames] if below else ():
+        below: _Below = {}
+        for level in levels:
+            for each in level[:_WIDEST]:
+                if each.storage not in found:
+                    below.setdefault(id(each.value), []).append(each)
+        levels, referred = [[] for _ in levels], set[int]()
+        for value in [*gc.get_referrers(*(each[0].value for each in below.values())), *frames] if below else ():
             if value is seen or type(value) is _Step:
                 continue
             for child, step in _climb(value, below):
                 referred.add(id(child.value))
+                key = group_of[step.storage], id(value)
                 if (name := _find_root(step, scopes)) is not None:
                     found.setdefault(step.storage, (name, step.owner))
-                elif id(value) not in seen:
-                    seen[id(value)] = value
-                    level.append(step)
-        for each in below.values():
+                elif key not in seen:
+                    seen[key] = value
+                    levels[key[0]].append(step)
+        for each in itertools.chain(*below.values()):
             if id(each.value) not in referred and _is_iterator(each.value):  # the stack of a running function has it
                 path, owner = each.down()
                 found.setdefault(each.storage, (_name_type(each.value) + path, owner))
@@ -97,23 +105,25 @@ def _find_tensors(log: StepLog, wanted: Collection[int]) -> Iterator[tuple[int, 
         yield from ((index, each) for index in indices if index is not None and index in wanted)
 
 
-def _climb(value: Any, below: Mapping[int, _Step]) -> Iterator[tuple[_Step, _Step]]:
+def _climb(value: Any, below: _Below) -> Iterator[tuple[_Step, _Step]]:
     """The steps from those of a level to an object that refers to them, each with the former one."""
     kind = type(value)
     if issubclass(kind, dict):
         for key, each in [*dict.items(value)]:
-            if (child := below.get(id(each))) is not None:
+            for child in below.get(id(each), ()):
                 yield child, _Step(value, child.storage, *child.down(), key)
     elif issubclass(kind, _SEQUENCES):
         for key, each in enumerate([*value] if kind in _SEQUENCES else gc.get_referents(value)):
-            if (child := below.get(id(each))) is not None:
+            for child in below.get(id(each), ()):
                 yield child, _Step(value, child.storage, *child.down(), key)
     else:
         named = {id(each): name for name, each in reversed([*_find_named(value)])}
         own = _find_attributes(value)
         referents = {*named, *map(id, gc.get_referents(value))}
         for child in [
-            each for each in below.values() if not referents.isdisjoint((id(each.value), _find_cell(each.value)))
+            each
+            for each in itertools.chain(*below.values())
+            if not referents.isdisjoint((id(each.value), _find_cell(each.value)))
         ]:
             name = named.get(id(child.value)) or named.get(_find_cell(child.value))
             path, owner = child.down()
