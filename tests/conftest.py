@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,11 @@ def others_frozen() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def others_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _others_are_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program has the modules of its test alone: others have names like its own, and much to look through."""
+    if "fxmem.simulation.recording.residents" not in sys.modules:
+        return
     from fxmem.simulation.code import round_rule, source_lines
     from fxmem.simulation.recording import residents
 

@@ -21,8 +21,6 @@ from fxmem.show.plan_facts import describe, finding_facts
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
 from tests.profiles import small_profile
 
-pytestmark = pytest.mark.usefixtures("others_unseen")
-
 PROGRAM = str(Path(__file__).with_name("causing.py"))
 VARIED = (
     "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",

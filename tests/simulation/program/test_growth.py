@@ -20,8 +20,6 @@ from fxmem.simulation.run.growth import find_keeping_line
 from fxmem.testing import assert_steady
 from tests.simulation.program import growing
 
-pytestmark = pytest.mark.usefixtures("others_unseen")
-
 
 @functools.cache
 def run(kind: str, which: str, target: str = "h100", steps: int | None = None) -> RecordedProgram:

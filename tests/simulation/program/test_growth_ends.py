@@ -19,8 +19,6 @@ import fxmem
 from fxmem.records.parts import Growth
 from fxmem.show.run_facts import describe_growth, growth_facts
 
-pytestmark = pytest.mark.usefixtures("others_unseen")
-
 KIB = 1 << 10
 
 

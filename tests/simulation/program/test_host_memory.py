@@ -32,7 +32,6 @@ from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launc
 from fxmem.simulation.run import host_memory
 from fxmem.simulation.run.host_memory import _read_private, _read_resident, _Workers
 
-pytestmark = pytest.mark.usefixtures("others_unseen")
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has")
 
