@@ -65,6 +65,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "${{ inputs.token }}": "none",
         "${{ github.event.pull_request.base.sha }}": base,
         "${{ github.event.pull_request.number }}": "7",
+        "${{ inputs.fail-over }}": "5%",
     }
     environment = {
         **os.environ,
@@ -75,17 +76,21 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "GITHUB_STEP_SUMMARY": str(runner / "summary.md"),
     }
 
-    def run(step: dict[str, Any]) -> None:
+    def run(step: dict[str, Any], code: int = 0) -> str:
         words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]  # GitHub's `shell: bash`
         names = {name: given[value] for name, value in step["env"].items()}
         done = subprocess.run(
             words, cwd=folder / "clone", env=environment | names, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
+        return done.stderr
 
-    _, first, second = ACTION["runs"]["steps"]
+    _, first, second, last = ACTION["runs"]["steps"]
     run(first)
     run(second)
+    assert re.fullmatch(r"fxmem: the peak grew by [\d.]+ MiB \([\d.]+ %\), more than 5%\n", run(last, code=4))
+    given["${{ inputs.fail-over }}"] = "90%"
+    run(last)
     (runner / "known.txt").write_text("41\n42\n", encoding="utf-8")
     run(second)
     return runner

@@ -139,6 +139,25 @@ def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
     return budget
 
 
+def parse_growth(spec: str, name: str) -> Budget | BudgetShare:
+    """Parse by how much a peak may grow: nothing (0), bytes, or a share of the peak before.
+
+    Args:
+        spec: as for `parse_budget`.
+        name: how the message names it.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if re.fullmatch(r"\s*0+(\.0*)?\s*%?\s*", spec):
+        return Budget(0)
+    try:
+        return parse_budget(spec)
+    except UsageError as refused:
+        what = f"expected {name} as 0, as a share of the peak before (2%), or {_IN_BYTES}"
+        raise UsageError(str(refused).replace(_EXPECTED, what)) from None
+
+
 def peak_in_room(profile: Profile, peak: Peak, room_bytes: int, environ: Mapping[str, str] | None = None) -> Peak:
     """The profile's peak with `fits` and `shortage` for that room instead of the target's.
 

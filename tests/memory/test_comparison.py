@@ -347,6 +347,19 @@ def test_two_reports(saved: tuple[str, str], tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("most", "fails"), [("0", True), ("0%", True), ("3%", True), ("1KiB", True), ("95%", False), ("1GiB", False)]
+)
+def test_a_peak_that_grew_by_more_fails(
+    saved: tuple[str, str], most: str, fails: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*saved, "--fail-over", most)[0] == (4 if fails else 0)
+    said = capsys.readouterr().err
+    assert bool(re.fullmatch(rf"fxmem: the peak grew by .* \(.* %\), more than {most}\n", said)) == fails
+    assert run(*saved[::-1], "--fail-over", most)[0] == 0  # it shrank
+    assert run(saved[0], saved[0], "--fail-over", "0")[0] == 0
+
+
 OWN = """
 import torch
 
@@ -416,6 +429,10 @@ def test_a_report_and_a_model(own: str, saved: tuple[str, str]) -> None:
         (
             ["own.py:build", "--with", "precision=fp8"],
             "expected --precision to be one of bf16, fp16; got 'fp8', did you mean --quantize fp8?; see fxmem compare",
+        ),
+        (
+            ["a.json", "b.json", "--fail-over", "2 percent"],
+            "expected --fail-over as 0, as a share of the peak before (2%), or as bytes (8589934592) or with a unit",
         ),
         (["a.json", "b.json", "--top", "-1"], "expected --top of at least 0, got -1"),
     ],

@@ -9,19 +9,22 @@ import os
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
 from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
+from fxmem.cli.progress import say
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
+from fxmem.records.units import format_bytes, percent
 
 BRIEF = "what changed from one step to another?"
 DESCRIPTION = (
     "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they "
     "are made of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's "
-    "options apply to both sides, those after --with to the second alone."
+    "options apply to both sides, those after --with to the second alone. With --fail-over a gate for CI."
 )
 
 EXAMPLES = (
     "fxmem compare before.json after.json",
     "fxmem compare before.json after.json --markdown comment.md",
+    "fxmem compare before.json after.json --fail-over 2%",
     'fxmem compare torchvision:resnet50 --with "--precision bf16"',
 )
 
@@ -48,6 +51,12 @@ ARGUMENTS = (
         metavar="N",
         help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)",
     ),
+    argument(
+        "--fail-over",
+        metavar="2%|500MiB",
+        help="exit code 4 where the second peak is above the first by more than so much, or than a share of it; 0 for "
+        "any growth",
+    ),
     argument("--svg", metavar="FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
     argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first"),
     *text_output("comparison"),
@@ -62,6 +71,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem compare`; return the exit code and the text for stdout."""
     from fxmem.memory.allocator import known_levels, read_settings
+    from fxmem.memory.budget import parse_growth
     from fxmem.memory.comparison import compare
     from fxmem.memory.liveness import shorten_step
     from fxmem.show import plots
@@ -72,6 +82,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_markdown(options)
     if options.top < 0:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
+    most = None if options.fail_over is None else parse_growth(options.fail_over, "--fail-over")
     other = _second_options(options)
     (before, timeline), (after, later) = read_step(options), read_step(other)
     comparison = compare(before, after)
@@ -84,7 +95,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         )
     summary = "" if options.markdown is None else summarize_growth(comparison, timeline, later)
     shape = {"depth": options.depth, "top": options.top, **layout(options)}
-    return 0, write_json(options, comparison.to_json, lambda: comparison_reporting.table(comparison, **shape), summary)
+    text = write_json(options, comparison.to_json, lambda: comparison_reporting.table(comparison, **shape), summary)
+    first, second = timeline.peak.counted_bytes, later.peak.counted_bytes
+    if most is None or second - first <= most.resolve(first).nbytes:
+        return 0, text
+    grown = f"{format_bytes(second - first)} ({percent(second - first, first)})"
+    say(f"the peak grew by {grown}, more than {options.fail_over}")
+    return 4, text
 
 
 def _second_options(options: argparse.Namespace) -> argparse.Namespace:
