@@ -209,7 +209,9 @@ def target(name: str) -> Target:
         return CATALOGUE[_BY_KEY[key]].target
     if (sized := _target_of_size(name)) is not None:
         return sized
-    advice = "or a target file NAME.json with the card's memory_bytes and capability"
+    if _target_of_size(f"{name}GB") is not None:
+        raise UsageError(f"unknown target {name!r}: did you mean {name.strip()}GB, a card of so much memory?")
+    advice = "a card's memory (12GB), or a target file NAME.json with memory_bytes and capability"
     raise UsageError(f"unknown target {name!r}: {_suggestion(name)}, {advice}")
 
 

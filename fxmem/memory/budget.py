@@ -24,6 +24,8 @@ _UNITS = {"": 1, "b": 1, **{f"{prefix}ib": 1 << shift for prefix, shift in zip("
 _UNITS |= {f"{prefix}b": 10**power for prefix, power in zip("kmgt", (3, 6, 9, 12), strict=True)}
 _DIGITS = 40
 _SEGMENT = 2 << 20
+_LEAST_SAID = 4096
+"""A smaller number without a unit is taken for a slip."""
 _EXPECTED = "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB) or as a share of the peak (60%, 0.6)"
 _IN_BYTES = "as bytes (8589934592) or with a unit (8GiB, 500MB)"
 
@@ -93,8 +95,8 @@ BudgetLike = Budget | BudgetShare | str | int | float
 def parse_budget(spec: BudgetLike) -> Budget | BudgetShare:
     """Parse a budget as users write it; return one that is parsed already as it is.
 
-    A whole number is bytes; a number with a decimal point at most 1, or a percentage, is a share of the unplanned peak.
-    KiB, MiB, GiB and TiB are powers of 1024; KB, MB, GB and TB powers of 1000.
+    A whole number is bytes, in text from 4096 on; a number with a decimal point at most 1, or a percentage, is a share
+    of the unplanned peak. KiB, MiB, GiB and TiB are powers of 1024; KB, MB, GB and TB powers of 1000.
 
     Raises:
         UsageError: it is none of these, or not above zero.
@@ -117,6 +119,8 @@ def parse_budget(spec: BudgetLike) -> Budget | BudgetShare:
         return _share(float(number / 100), spec)
     if not found[2] and "." in found[1]:
         return _share(float(number), spec)
+    if not found[2] and 0 < number < _LEAST_SAID:
+        raise UsageError(f"{_EXPECTED}, got {spec!r}, which is {number} bytes: {number}GiB?")
     return _budget(math.floor(number * _UNITS[found[2].lower()]), spec)
 
 

@@ -79,6 +79,8 @@ def test_every_name_and_full_name_finds_its_own_card() -> None:
         ("GPU", r"say which card: t4"),
         ("quantum", r"unknown target 'quantum': expected one of cpu, t4"),
         ("", r"unknown target '': expected one of cpu"),
+        ("rtx4070", r"did you mean .*, a card's memory \(12GB\), or a target file NAME.json"),
+        ("24", r"unknown target '24': did you mean 24GB, a card of so much memory\?$"),
     ],
 )
 def test_unknown_names(asked: str, message: str) -> None:

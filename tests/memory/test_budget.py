@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_share_is_of_what_the_allocator_hands_out_where_it_is_modelled() -> No
     assert peak.counted_bytes == 1024
     assert parse_budget("50%").resolve(peak.counted_bytes) == Budget(512, bounds_allocator=False)
     assert peak.model_copy(update={"allocated_bytes": None}).counted_bytes == 1000
-    assert parse_budget("7").resolve(peak.counted_bytes) == Budget(7)
+    assert parse_budget("7 B").resolve(peak.counted_bytes) == Budget(7)
 
 
 def test_a_card_bounds_a_budget_in_bytes_and_no_share() -> None:
@@ -91,7 +92,7 @@ def test_a_card_bounds_a_budget_in_bytes_and_no_share() -> None:
 
 
 def test_a_share_is_refused_where_bytes_are_needed() -> None:
-    assert parse_bytes("7") == Budget(7)
+    assert parse_bytes("7 B") == Budget(7)
     with pytest.raises(UsageError, match=r"expected --budget in bytes or with a unit \(16GiB\), got '60%'"):
         parse_bytes("60%", "--budget")
 
@@ -122,6 +123,13 @@ def test_without_an_allocator_the_requested_bytes_are_bounded(modelled: tuple[Pr
     assert Budget(used).keeps(profile, peak)
     assert not Budget(used - 1).keeps(profile, peak)
     assert peak_in_room(profile, peak, used - 3).shortage == "Its peak, in backward, is 3 B more"
+
+
+@pytest.mark.parametrize("parse", [parse_budget, parse_bytes])
+def test_a_few_bytes_are_taken_for_a_slip(parse: Callable[[str], object]) -> None:
+    with pytest.raises(UsageError, match=r"got '24', which is 24 bytes: 24GiB\?$"):
+        parse("24")
+    assert parse("24 B") == Budget(24)
 
 
 @pytest.mark.parametrize("size", ["64GB2", "0"])
