@@ -90,6 +90,38 @@ def find_resources(profile: Profile, timeline: Timeline) -> Resources:
     )
 
 
+class Share(NamedTuple):
+    """What a process takes of its card, for schedulers that give a part of one, in MiB."""
+
+    steps_mib: int
+    """In its steps."""
+    most_mib: int
+    """In all that is known of it."""
+    most: str
+    """What takes that: "the steps", "evaluation", "the longest batch"."""
+
+
+def find_shares(profile: Profile, timeline: Timeline) -> tuple[Resources, Share | None]:
+    """What the step has to ask for, and its part of a card, a CUDA context included; None on the CPU.
+
+    Raises:
+        The errors of `find_resources`.
+    """
+    asked, peak, program = find_resources(profile, timeline), timeline.peak, profile.step.program
+    if not asked.cards:
+        return asked, None
+    steps = peak.reserved_bytes or peak.requested_bytes
+    process = steps if peak.process_bytes is None else peak.process_bytes.high
+    known = {"the steps": steps}
+    if program is not None:
+        passes = (each.reserved_bytes or each.end_bytes or each.requested_bytes for each in program.evaluations)
+        known["evaluation"] = max(passes, default=0)
+        known["the longest batch"] = 0 if program.longest is None else program.longest.reserved_bytes or 0
+    most = max(known, key=lambda each: known[each])
+    steps_mib, most_mib = (math.ceil((each + process - steps) / _MIB) for each in (steps, known[most]))
+    return asked, Share(steps_mib, most_mib, most)
+
+
 # Where a node stands among the modules, and other words that several formats share.
 
 

@@ -16,7 +16,7 @@ from fxmem.errors import AnalysisError, ExceededError
 from fxmem.hardware import catalogue
 from fxmem.hardware.catalogue import CATALOGUE
 from fxmem.memory import liveness
-from fxmem.records.parts import HostUse, RankedStep
+from fxmem.records.parts import EvaluationPass, HostUse, LongestBatch, RankedStep
 from fxmem.records.profile import ProcessBytes, Profile, ProgramRun
 from fxmem.show.export import export
 from tests.profiles import TRAINING, make_profile
@@ -24,6 +24,7 @@ from tests.verbs import called, saved
 
 GIB = 1 << 30
 FORMATS = ("slurm", "kubernetes", "skypilot", "dstack")
+SHARED = ("kai", "hami")
 
 
 def asked(to: str, gib: float, target: str = "rtx4090", *, fits: bool | None = True, **step: Any) -> str:
@@ -87,12 +88,29 @@ def test_memory_of_the_host_of_all_ranks_of_a_node() -> None:
     assert "the host's memory is not known" in asked("slurm", 20)
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", [*FORMATS, *SHARED])
 def test_the_cpu_takes_no_card(to: str) -> None:
     assert "gpu" not in asked(to, 20, "cpu", fits=None, program=ran(3.5)).lower()
 
 
-@pytest.mark.parametrize("to", FORMATS)
+def test_a_part_of_a_card_is_what_the_steps_take_and_at_most_what_is_known() -> None:
+    annotations = yaml.safe_load(asked("kai", 3.5))["metadata"]["annotations"]
+    assert annotations == {"gpu-memory": "3584"}
+    limits = yaml.safe_load(asked("hami", 3.5))["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3584}
+    evaluations = (EvaluationPass(ran=2, batches=9, requested_bytes=3 * GIB, end_bytes=5 * GIB),)
+    program = ran(
+        3.5, evaluations=evaluations, longest=LongestBatch(batches=9, number=2, shape=(8,), reserved_bytes=4 * GIB)
+    )
+    found = yaml.safe_load(asked("kai", 3.5, program=program, ranks=RankedStep(world=2, rank=0)))
+    assert found["metadata"]["annotations"] == {
+        "gpu-memory": "3584", "gpu-memory.limit": "5120", "gpu-fraction-num-devices": "2"
+    }  # fmt: skip
+    assert found["spec"]["containers"][0]["resources"]["limits"] == {"memory": "8Gi"}
+    assert "nvidia.com/gpumem: 5120 # evaluation" in asked("hami", 3.5, program=program)
+
+
+@pytest.mark.parametrize("to", [*FORMATS, *SHARED])
 def test_nothing_is_asked_for_what_does_not_fit(to: str, tmp_path: Path) -> None:
     with pytest.raises(ExceededError, match=r"does NOT fit: .*; fxmem cards says which cards have room"):
         asked(to, 24, fits=False)
