@@ -35,7 +35,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.common import optimizer_state, tree_leaves
 from fxmem._torch.wrappers import parts
 from fxmem.errors import FxmemError, UsageError
@@ -94,7 +94,7 @@ def _measure(
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
         # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So shapes are
         # those of one step more, after the measured one.
-        with quiet_profiler(), torch_profiler.profiler() as earlier:
+        with quiet_profiler(), torch_kernels.profiler() as earlier:
             for _ in range(steps - 1):
                 step(mark=_nowhere)
                 if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
@@ -103,9 +103,9 @@ def _measure(
                 step(mark=_nowhere, optimizer=None)
             gc.collect()
         resident = _resident_bytes(model, request, stepper, variables, read_events(earlier))
-        with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
+        with without_garbage(), quiet_profiler(), torch_kernels.profiler() as profiled:
             step(mark=_mark)
-        with quiet_profiler(), torch_profiler.profiler(record_shapes=True) as later:
+        with quiet_profiler(), torch_kernels.profiler(record_shapes=True) as later:
             step(mark=_nowhere)
     except FxmemError:
         raise

@@ -33,7 +33,7 @@ from torch.profiler import record_function
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.compiler import dynamo as torch_dynamo
@@ -257,7 +257,7 @@ def _measure_on_cpu(program: Launch, steps: int, *, compiles: bool = False) -> P
     with (
         _loaders_apart(),
         quiet_profiler(),
-        torch_profiler.profiler() as profiled,
+        torch_kernels.profiler() as profiled,
     ):
         ending = _run(program, rounds)
     events, ends = read_rounds(profiled, apart=torch_distributed.is_initialized())

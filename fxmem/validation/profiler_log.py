@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch.profiler import profile
 
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase
 from fxmem.records.validation import MeasuredOp
@@ -157,21 +157,21 @@ def read_rounds(profiled: profile, *, apart: bool = False) -> tuple[list[Profile
 def _read_log(profiled: profile, *, apart: bool = False) -> list[ProfilerEvent | Phase | RoundEnd]:
     found: list[tuple[int, ProfilerEvent | Phase | RoundEnd]] = []
     pending: list[tuple[Any, MeasuredCall | None, tuple[str, ...]]] = [
-        (root, None, ()) for root in torch_profiler.event_tree(profiled)
+        (root, None, ()) for root in torch_kernels.event_tree(profiled)
     ]
-    steps_threads = {torch_profiler.thread(root) for root, _, _ in pending if root.name.startswith(MARK)}
+    steps_threads = {torch_kernels.thread(root) for root, _, _ in pending if root.name.startswith(MARK)}
     while pending:
         entry, call, path = pending.pop()
         name = entry.name
-        if name.startswith(_COLLECTIVE) or (apart and torch_profiler.thread(entry) not in steps_threads):
+        if name.startswith(_COLLECTIVE) or (apart and torch_kernels.thread(entry) not in steps_threads):
             call, path = MeasuredCall(BACKEND), (BACKEND,)
-        if torch_profiler.is_allocation(entry):  # has no children
+        if torch_kernels.is_allocation(entry):  # has no children
             block = entry.extra_fields
             if block.device.type == "cpu":
                 found.append((entry.start_time_ns, ProfilerEvent(block.alloc_size, block.ptr, call=call, path=path)))
             continue
         if _OPERATOR.fullmatch(name):
-            if torch_profiler.is_function(entry):
+            if torch_kernels.is_function(entry):
                 call = call or _leaf_call(entry)
                 path = (*path, _qualified_name(entry)) if call else path
         elif name.startswith(MARK):
@@ -203,10 +203,10 @@ def _leaf_call(entry: Any) -> MeasuredCall | None:
     """The call, unless the operator is composite or is autocast's wrapper. That one casts the arguments and calls the
     operator itself."""
     name = f"{entry.name}.{entry.overload_name}" if entry.overload_name else entry.name
-    if torch_profiler.is_composite(name):
+    if torch_kernels.is_composite(name):
         return None
-    inner = (child for child in entry.children if torch_profiler.is_function(child))
-    if torch_profiler.has_autocast(name) and any(
+    inner = (child for child in entry.children if torch_kernels.is_function(child))
+    if torch_kernels.has_autocast(name) and any(
         child.name == entry.name and child.overload_name == entry.overload_name for child in inner
     ):
         return None

@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import record_function
 
 import fxmem
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.cli.verbs import show as verb
 from fxmem.errors import UsageError
 from fxmem.memory.by_line import by_line, is_installed
@@ -276,7 +276,7 @@ class _Marker:
 def measured(model: nn.Module, ids: torch.Tensor) -> list[tuple[int, int]]:
     """Line and signed bytes of every block that comes or goes in a real forward, in order of time."""
     before = sys.gettrace()
-    with without_garbage(), torch_profiler.profiler() as profiled:
+    with without_garbage(), torch_kernels.profiler() as profiled:
         sys.settrace(_Marker())
         try:
             out = model(ids)
@@ -286,10 +286,10 @@ def measured(model: nn.Module, ids: torch.Tensor) -> list[tuple[int, int]]:
             pass
     del out
     found: list[tuple[int, int | str]] = []
-    pending = list(torch_profiler.event_tree(profiled))
+    pending = list(torch_kernels.event_tree(profiled))
     while pending:
         entry = pending.pop()
-        if torch_profiler.is_allocation(entry):
+        if torch_kernels.is_allocation(entry):
             found.append((entry.start_time_ns, entry.extra_fields.alloc_size))
         elif entry.name.startswith(MARK):
             found.append((entry.start_time_ns, entry.name.removeprefix(MARK)))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fxmem import analyze, record
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
 from fxmem.memory import liveness
 from fxmem.records.pause_gc import freeze_gc
@@ -110,7 +110,7 @@ def measured_rounds(loop: Loop) -> list[int]:
     with (
         freeze_gc(),
         quiet_profiler(),
-        torch_profiler.profiler() as profiled,
+        torch_kernels.profiler() as profiled,
         rounds.observe(),
         contextlib.suppress(Enough),
     ):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.validation.measure_cpu import quiet_profiler, without_garbage
 from fxmem.validation.profiler_log import live_bytes, read_events
 from fxmem.validation.validate import validate
@@ -80,7 +80,7 @@ def test_a_program_keeps_the_generators_state_of_each_region(use_reentrant: bool
             gc.collect()
 
     train()  # torch imports what it needs
-    with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
+    with without_garbage(), quiet_profiler(), torch_kernels.profiler() as profiled:
         train()
     with fxmem.record("cpu") as recorded:
         train()
@@ -149,7 +149,7 @@ def test_a_module_of_torchscript_keeps_in_a_program_what_its_interpreter_keeps(m
             optimizer.step()
             optimizer.zero_grad()
 
-    with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
+    with without_garbage(), quiet_profiler(), torch_kernels.profiler() as profiled:
         train()
     with fxmem.record("cpu") as recorded:
         train()

@@ -20,21 +20,8 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch.common import nested, no_modes, patch, replace_all, restored, set_environment, storage_key, wrap
+from fxmem._torch.compiler import inlined
 from fxmem._torch.kernels import SDPA
-
-# Functions of fxmem that dynamo traces into: they stand in modules of user code.
-
-
-def outside_compiler(ask: Callable[..., bool]) -> Callable[..., bool]:
-    """`ask`; False where dynamo traces, as a real run's tensors are answered there.
-
-    A function that dynamo skips would end its graph (`torch.compiler.is_dynamo_compiling`, since 2.1).
-    """
-
-    def answer(*args: Any) -> bool:
-        return not torch.compiler.is_dynamo_compiling() and ask(*args)
-
-    return answer
 
 
 @contextlib.contextmanager
@@ -49,7 +36,7 @@ def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
     from torch._dynamo import trace_rules, utils
 
     def inline(original: Callable[[], set[str]]) -> Callable[[], set[str]]:
-        return functools.cache(lambda: original() | {__file__})  # `init_process_group` clears it
+        return functools.cache(lambda: original() | {inlined.__file__})  # `init_process_group` clears it
 
     try:
         with restored(trace_rules.SKIP_DIRS, utils.counters):

@@ -28,7 +28,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.compiler.dynamo import outside_compiler
+from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem.errors import forget_frames
 
 aten = torch.ops.aten

@@ -37,9 +37,8 @@ from torch.nn.attention import SDPBackend
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
-from fxmem._torch import wrappers as torch_jagged
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.compiler.dynamo import outside_compiler
+from fxmem._torch.compiler.inlined import outside_compiler
 from fxmem._torch.modules import patch_when_imported
 from fxmem.errors import NoKernelError, UsageError
 from fxmem.hardware import catalogue
@@ -156,7 +155,7 @@ def has_fused_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _can_use(backend: SDPBackend, params: Any, debug: bool = False) -> bool:
     """`torch.backends.cuda.can_use_*_attention`; of jagged tensors, every sequence is taken for as long as the
     longest."""
-    q, k, v = (Operand.describe(torch_jagged.pad(each)) for each in (params.query, params.key, params.value))
+    q, k, v = (Operand.describe(torch_wrappers.pad(each)) for each in (params.query, params.key, params.value))
     mask = None if params.attn_mask is None else Operand.describe(params.attn_mask)
     call = AttentionCall(
         q, k, v, mask, params.dropout, params.is_causal, params.enable_gqa, grad_enabled=torch.is_grad_enabled()
@@ -322,7 +321,7 @@ def target_kernels(target: Target) -> Iterator[None]:
         *(
             (owner, f"can_use_{name}_attention", functools.partial(_can_use, backend))
             for name, backend in (("flash", FLASH), ("efficient", EFFICIENT), ("cudnn", CUDNN))
-            for owner in (torch.backends.cuda, torch_jagged.ATTENTION)
+            for owner in (torch.backends.cuda, torch_wrappers.ATTENTION)
         ),
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),  # a name of its own in torch.amp
         *torch_kernels.DEVICE_TOUCHING,

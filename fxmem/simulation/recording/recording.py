@@ -23,7 +23,6 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import kernels as torch_kernels
-from fxmem._torch import kernels as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.wrappers import fakes_have_nested_ints
 from fxmem.errors import FxmemError
@@ -430,7 +429,7 @@ class Recording(Observer):
             compiled,
             torch_wrappers.observe_traces(self.on_trace),
             torch_wrappers.observe_scripted(self.on_scripted_call),
-            torch_triton.observe_launches(self.on_launch, self.packages.timed.add),
+            torch_kernels.observe_launches(self.on_launch, self.packages.timed.add),
             torch_distributed.observe_resizes(self.log.resize),
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
             torch_common.patch(torch.overrides, "has_torch_function", subclass_ways.takes_own_kernels),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import fully_shard  # which defines the operators
 
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.hardware.workspaces import copy_in_memory
 from fxmem.validation.measure_cpu import quiet_profiler
 from fxmem.validation.profiler_log import live_bytes, read_events
@@ -57,7 +57,7 @@ def test_gradients_that_are_not_contiguous_are_padded_on_a_card() -> None:
 
 def _most_allocated(gradients: list[torch.Tensor], out: torch.Tensor) -> int:
     """Most bytes that the CPU's kernel has allocated at once."""
-    with quiet_profiler(), torch_profiler.profiler() as profiled, torch.no_grad():
+    with quiet_profiler(), torch_kernels.profiler() as profiled, torch.no_grad():
         getattr(torch.ops.fsdp, NAME)(gradients, dim=0, num_chunks=4, out=out)
     return max(live_bytes(0, read_events(profiled), {}))
 

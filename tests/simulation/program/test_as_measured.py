@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxmem
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.records.pause_gc import freeze_gc
 from fxmem.simulation.recording.error_advice import describe_end
 from fxmem.validation.measure_cpu import quiet_profiler
@@ -144,7 +144,7 @@ PROGRAMS = [
 def test_it_takes_what_a_real_run_takes(program: Callable[[], None]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of lazy modules and sparse tensors, about themselves
-        with freeze_gc(), quiet_profiler(), torch_profiler.profiler() as profiled:
+        with freeze_gc(), quiet_profiler(), torch_kernels.profiler() as profiled:
             program()
         with fxmem.record("cpu") as run:
             program()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.hardware import catalogue
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.memory.lengths import Features, StepForms
@@ -185,15 +185,15 @@ def real_log(lengths: list[int]) -> list[int]:
     net = varied.Net()
     optimizer = torch.optim.AdamW(net.parameters())
     varied.train_on(net, optimizer, torch.zeros(4, 50, dtype=torch.int64))
-    with torch_profiler.profiler() as profiled:
+    with torch_kernels.profiler() as profiled:
         for each in lengths:
             ids = torch.empty(4, each, dtype=torch.int64).zero_()
             varied.train_on(net, optimizer, ids)
-    pending, events = torch_profiler.event_tree(profiled), []
+    pending, events = torch_kernels.event_tree(profiled), []
     while pending:
         entry = pending.pop()
         pending += entry.children
-        if torch_profiler.is_allocation(entry) and abs(entry.extra_fields.alloc_size) > WRAPPED:
+        if torch_kernels.is_allocation(entry) and abs(entry.extra_fields.alloc_size) > WRAPPED:
             events.append((entry.start_time_ns, entry.extra_fields.alloc_size))
     return [nbytes for _, nbytes in sorted(events, key=lambda each: each[0])]
 

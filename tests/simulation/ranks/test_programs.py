@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fxmem
-from fxmem._torch import kernels as torch_profiler
+from fxmem._torch import kernels as torch_kernels
 from fxmem.cli.verbs import plan as plan_verb
 from fxmem.cli.verbs import run as run_verb
 from fxmem.errors import UsageError
@@ -189,7 +189,7 @@ def test_replicas_keep_maps_of_used_parameters(options: dict[str, bool]) -> None
     count = 6
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        with quiet_profiler(), torch_profiler.profiler() as profiled:
+        with quiet_profiler(), torch_kernels.profiler() as profiled:
             DistributedDataParallel(make(), **options)
     finally:
         torch.distributed.destroy_process_group()

@@ -18,8 +18,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
-from fxmem._torch import kernels as torch_triton
-from fxmem._torch.compiler import dynamo as torch_cuda_graphs
+from fxmem._torch import kernels as torch_kernels
 from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem._torch.compiler import timed_choices as torch_timing
@@ -100,7 +99,7 @@ class CompiledCode(EagerCode):
             torch_inductor.limit_saved(self._settings.activation_memory_budget),
             torch_inductor.stub_kernels(self.kernels.launched, self._note_wrapper, empty),
             torch_inductor.route_inductor(self.compile),
-            torch_cuda_graphs.route_cuda_graphs(self._capture, self._graph_skips.setdefault),
+            torch_dynamo.route_cuda_graphs(self._capture, self._graph_skips.setdefault),
             torch_dynamo.fresh_dynamo(self._breaks.append),
             self._numbers.observe(),
         ):
@@ -120,8 +119,8 @@ class CompiledCode(EagerCode):
             yield
 
     def _capture(
-        self, model: torch_cuda_graphs.Model, static: frozenset[int], written: frozenset[int]
-    ) -> torch_cuda_graphs.Model:
+        self, model: torch_dynamo.Model, static: frozenset[int], written: frozenset[int]
+    ) -> torch_dynamo.Model:
         """The graph as its recording allocates: all in the private pool, what may move copied there first.
 
         Results of an earlier graph are in the pool already, and stay where they are. A graph that writes into what may
@@ -361,7 +360,7 @@ class CompiledModel(CompiledCode):
             recording.recorder,
             recording.engine.route(self.kernels.call_function),
             torch_inductor.without_graph_task(recording.engine.release_unpacked),
-            torch_triton.observe_launches(recording.on_launch, recording.packages.timed.add),
+            torch_kernels.observe_launches(recording.on_launch, recording.packages.timed.add),
             torch_common.patch(torch, "clear_autocast_cache", log.free_in_order),
         ):
             yield

@@ -20,7 +20,7 @@ import torch.fx
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem._torch.compiler import dynamo as torch_cuda_graphs
+from fxmem._torch.compiler import dynamo as torch_dynamo
 from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.profile import Kind, ModuleCall, Phase, RecomputedRegion, SourceLine
 from fxmem.records.units import GRAPH_INPUT, GRAPH_POOL
@@ -108,7 +108,7 @@ class KernelTracer:
     def copy_inputs(self, inputs: list[Any], moving: list[int]) -> None:
         """Put copies in the place of a CUDA graph's arguments; no launch makes them."""
         with torch_common.replace(self, "_copies_inputs", True):
-            torch_cuda_graphs.copy_inputs(inputs, moving)
+            torch_dynamo.copy_inputs(inputs, moving)
         for position in moving:
             index = self._log.note_storage(inputs[position])
             if index is not None:

@@ -185,7 +185,7 @@ def test_files_are_held_however_the_program_ends(
     run: Run, folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, aside, close = state(folder), [], Layers.close
-    monkeypatch.setattr(Layers, "close", lambda layers: (aside.extend(overlay.folders), close(overlay)))
+    monkeypatch.setattr(Layers, "close", lambda layers: (aside.extend(layers.folders), close(layers)))
     done = run(str(PROGRAM), str(folder), ending)
     code, said = ENDINGS[ending]
     assert (done.code, said in done.err) == (code, True), done.err
