@@ -102,18 +102,19 @@ def others_frozen() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _others_are_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program has the modules of its test alone: others have names like its own, and much to look through."""
+    """A program has the modules of its test alone: other tests have names like its own, and much to look through."""
     if "fxmem.simulation.recording.residents" not in sys.modules:
         return
     from fxmem.simulation.code import round_rule, source_lines
     from fxmem.simulation.recording import residents
 
-    find_all, own = source_lines.program_modules, {"bounded_meter", "causing", "growing", request.path.stem}
+    find_all, folder = source_lines.program_modules, f"{Path(__file__).parent}{os.sep}"
+    own = {"bounded_meter", "causing", "growing", request.path.stem}
 
     def find() -> list[tuple[str, dict[str, Any]]]:
         found = []
         for name, scope in find_all():
-            if Path(scope["__file__"]).stem in own:
+            if not scope["__file__"].startswith(folder) or Path(scope["__file__"]).stem in own:
                 found.append((name, scope))  # a comprehension would have a frame of its own
         return found
 

@@ -38,7 +38,7 @@ MODULES = {
         "simulation/recording/observe/test_inplace_nodes.py",
     ],
     "simulation/recording/observe/graph_task.py": ["simulation/recording/observe/test_autograd_engine.py"],
-    "simulation/recording/observe/leaf_gradients.py": ["simulation/recording/observe/test_autograd_engine.py"],
+    "simulation/recording/observe/backward_hooks.py": ["simulation/recording/observe/test_autograd_engine.py"],
     "planning/lookups.py": ["planning"],
     **{
         f"hardware/operators/{family}.py": ["hardware", "simulation/recording/flops", *more]
@@ -54,7 +54,7 @@ MODULES = {
             "reductions": ["simulation/kernels/test_copies.py"],
         }.items()
     },
-    "hardware/cublas.py": ["hardware/workspaces"],
+    "hardware/context.py": ["hardware/workspaces"],
     "hardware/workspaces/insertion.py": ["hardware/workspaces"],
 }
 """By module of the package, the test files that should notice."""

@@ -421,8 +421,8 @@ ALLOWED = {
     ("cli/verbs/__init__.py", "import_module"): "the verbs, as they stand in that file",
     ("testing/__init__.py", "import_module"): "its public names, as they stand in that file",
     ("hardware/operators/__init__.py", "import_module"): "the families of operators, by their files beside that one",
-    ("show/converter.py", "importlib.util.find_spec"): "whether vl-convert is installed",
-    ("show/converter.py", "subprocess.run"): "an installed converter; what it draws reaches it as text on stdin",
+    ("show/svg.py", "importlib.util.find_spec"): "whether vl-convert is installed",
+    ("show/svg.py", "subprocess.run"): "an installed converter; what it draws reaches it as text on stdin",
     ("_torch/compiler/inductor.py", "importlib.util.find_spec"): "whether triton is installed",
     ("_torch/compiler/inductor.py", "importlib.import_module"): "triton, by its name",
     ("_torch/compiler/inductor.py", "compile"): "a function given to it, which takes dynamo's graph",
@@ -431,11 +431,11 @@ ALLOWED = {
         "importlib.import_module",
     ): "bitsandbytes, where the program has imported it",
     ("_torch/programs.py", "importlib.import_module"): "torch._dynamo, by its name",
-    ("whatif/program_edits.py", "compile"): "the user's own file, with a line rewritten, as Python would run it",
+    ("whatif/program_step.py", "compile"): "the user's own file, with a line rewritten, as Python would run it",
     ("simulation/step/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
     ("cli/verbs/mcp.py", "importlib.util.find_spec"): "whether the extra `mcp` is installed",
-    ("cli/server/worker.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
+    ("cli/server.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
     ("whatif/advice/optimizer.py", "importlib.import_module"): "optimizers of packages named in that file",
     ("whatif/advice/optimizer.py", "importlib.util.find_spec"): "whether they are installed",
     (
@@ -444,7 +444,7 @@ ALLOWED = {
     ): "the graph of the user's own model, as torch.fx writes it; of a plan only names that are nodes of that graph",
     ("checkpointing/fx_rewrite.py", "exec"): "the same",
     (
-        "simulation/recording/observe/argument_holders.py",
+        "simulation/recording/observe/backward_hooks.py",
         "eval",
     ): "a call of a torch function with as many arguments as it is given",
     ("cli/step.py", "importlib.util.find_spec"): "whether torch is installed",
@@ -452,12 +452,14 @@ ALLOWED = {
     ("simulation/stand_ins/cuda.py", "pickle.dump"): "the same, where a program asks for it",
     ("validation/measure_cuda.py", "subprocess.run"): "nvidia-smi",
     ("validation/measure_program.py", "subprocess.run"): "this Python, with the program that the command line names",
-    ("cli/specs/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",
     (
-        "cli/specs/references.py",
+        "cli/specs/recipes.py",
         "compile",
     ): "the file that a model spec on the command line names: whether it is Python",
-    ("cli/specs/references.py", "importlib.import_module"): "the module that a model spec on the command line names",
+    (
+        "cli/specs/recipes.py",
+        "importlib.import_module",
+    ): "torchvision, timm and transformers; the module that a model spec on the command line names",
     (
         "records/registry.py",
         "import_module",
@@ -471,8 +473,8 @@ ALLOWED = {
         "the program that the command line of `fxmem run` names",
     ),
     ("simulation/stand_ins/checkpoints.py", "importlib.import_module"): "safetensors, where it is installed",
-    ("simulation/program/given_values.py", "np.load"): "a value that the command line gives, without pickle",
-    ("simulation/program/given_values.py", "torch.load"): "a value that the command line gives, with weights_only",
+    ("simulation/program/recorded_code.py", "np.load"): "a value that the command line gives, without pickle",
+    ("simulation/program/recorded_code.py", "torch.load"): "a value that the command line gives, with weights_only",
     ("simulation/program/launchers.py", "importlib.import_module"): "torchrun and accelerate, which that line may name",
     **dict.fromkeys(
         (("simulation/stand_ins/checkpoints.py", f"pickle.{name}") for name in ("Pickler", "Unpickler")),
@@ -488,19 +490,19 @@ ALLOWED = {
     ("simulation/kernels/packages/transformer_engine_torch.py", "importlib.metadata.version"): "which release of it",
     **dict.fromkeys(
         (
-            ("simulation/kernels/stand_in_modules.py", f"importlib.util.{each}")
+            ("simulation/kernels/subclass_ways.py", f"importlib.util.{each}")
             for each in ("find_spec", "spec_from_loader")
         ),
         "modules made of rows; whether the package around one is installed",
     ),
-    ("simulation/kernels/stand_in_modules.py", "importlib.metadata.version"): "which release of it",
+    ("simulation/kernels/subclass_ways.py", "importlib.metadata.version"): "which release of it",
     ("simulation/processes/sandbox/landlock.py", "os.execvp"): "what a program starts, once it may not write",
     ("simulation/processes/sandbox/isolation.py", "subprocess.call"): "what a program gives to os.system",
     ("simulation/processes/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",
     ("cli/hub_models.py", "importlib.import_module"): "huggingface_hub, where --download asks for it",
-    ("cli/specs/references.py", "importlib.util.module_from_spec"): "the same",
+    ("cli/specs/recipes.py", "importlib.util.module_from_spec"): "the same",
     ("cli/spec_names.py", "importlib.util.find_spec"): "where a collection's files lie, whose names are read",
-    ("cli/specs/references.py", "importlib.util.spec_from_file_location"): "the same",
+    ("cli/specs/recipes.py", "importlib.util.spec_from_file_location"): "the same",
     ("hardware/workspaces/cudnn_client.py", "subprocess.Popen"): "this Python, to ask cuDNN",
     ("hardware/workspaces/cudnn_releases.py", "subprocess.run"): "pip or uv, where `fxmem doctor --fetch` asks for it",
 }
