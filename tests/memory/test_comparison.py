@@ -16,6 +16,7 @@ from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import compare as verb
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
+from fxmem.memory.budget import parse_growth
 from fxmem.memory.comparison import compare
 from fxmem.memory.report_reader import load_report
 from fxmem.records.comparison import QuantityChange, StepComparison
@@ -358,6 +359,27 @@ def test_a_peak_that_grew_by_more_fails(
     assert bool(re.fullmatch(rf"fxmem: the peak grew by .* \(.* %\), more than {most}\n", said)) == fails
     assert run(*saved[::-1], "--fail-over", most)[0] == 0  # it shrank
     assert run(saved[0], saved[0], "--fail-over", "0")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("short", "most", "code", "said"),
+    [
+        ("second", "0", 4, "the peak grew by at least 1.00 KiB (100.0 %), more than 0"),
+        ("second", "2KiB", 1, "not known whether the peak grew by more than 2KiB: the second step ran out of memory"),
+        ("first", "0", 1, "not known whether the peak grew by more than 0: the first step ran out of memory"),
+        ("first", "2KiB", 0, ""),
+    ],
+)
+def test_growth_beyond_a_step_that_ran_out_is_not_known(
+    short: str, most: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peak = liveness.timeline(small_profile()).peak
+    before, after = (
+        peak.model_copy(update={"requested_bytes": nbytes, "allocated_bytes": nbytes, "at_least": short == name})
+        for name, nbytes in (("first", 1024), ("second", 2048))
+    )
+    assert verb._judge(before, after, parse_growth(most, "--fail-over"), most) == code
+    assert said in capsys.readouterr().err
 
 
 OWN = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
 from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_json
@@ -13,6 +14,10 @@ from fxmem.cli.progress import say
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes, percent
+
+if TYPE_CHECKING:
+    from fxmem.memory.budget import Budget, BudgetShare
+    from fxmem.records.profile import Peak
 
 BRIEF = "what changed from one step to another?"
 DESCRIPTION = (
@@ -54,8 +59,8 @@ ARGUMENTS = (
     argument(
         "--fail-over",
         metavar="2%|500MiB",
-        help="exit code 4 where the second peak is above the first by more than so much, or than a share of it; 0 for "
-        "any growth",
+        help="exit code 4 where the second peak is above the first by more than so much, or than a share of it; 1 "
+        "where that is not known. 0: any growth",
     ),
     argument("--svg", metavar="FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
     argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first"),
@@ -96,12 +101,21 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     summary = "" if options.markdown is None else summarize_growth(comparison, timeline, later)
     shape = {"depth": options.depth, "top": options.top, **layout(options)}
     text = write_json(options, comparison.to_json, lambda: comparison_reporting.table(comparison, **shape), summary)
-    first, second = timeline.peak.counted_bytes, later.peak.counted_bytes
-    if most is None or second - first <= most.resolve(first).nbytes:
-        return 0, text
-    grown = f"{format_bytes(second - first)} ({percent(second - first, first)})"
-    say(f"the peak grew by {grown}, more than {options.fail_over}")
-    return 4, text
+    return (0 if most is None else _judge(timeline.peak, later.peak, most, options.fail_over)), text
+
+
+def _judge(before: Peak, after: Peak, most: Budget | BudgetShare, stated: str) -> int:
+    """The exit code of a gate: 4 where the peak grew by more than is allowed, 1 where that is not known."""
+    grown = after.counted_bytes - before.counted_bytes
+    is_more = grown > most.resolve(before.counted_bytes).nbytes
+    if (before if is_more else after).at_least:
+        short = "first" if is_more else "second"
+        say(f"not known whether the peak grew by more than {stated}: the {short} step ran out of memory before")
+        return 1
+    if is_more:
+        share = percent(grown, before.counted_bytes)
+        say(f"the peak grew by {'at least ' * after.at_least}{format_bytes(grown)} ({share}), more than {stated}")
+    return 4 if is_more else 0
 
 
 def _second_options(options: argparse.Namespace) -> argparse.Namespace:
