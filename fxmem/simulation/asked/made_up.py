@@ -8,7 +8,6 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from fxmem.records.profile import MadeUp, MadeUpKind
 from fxmem.records.units import package_path
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.checks import find_passing_value, is_in_while
-from fxmem.simulation.code.source_lines import program_place, variables
+from fxmem.simulation.code.source_lines import program_place, variables, walk_error
 
 _GUESSED: Final = ("read", "decided", "shape")
 """Kinds of notes that are about a value."""
@@ -119,7 +118,7 @@ class MadeUpNotes:
 
         It is one that the failing line names or reads, or else the last by which a function that fails decided.
         """
-        frames = [] if isinstance(error, _OTHER_ERRORS) else list(traceback.walk_tb(error.__traceback__))
+        frames = [] if isinstance(error, _OTHER_ERRORS) else list(walk_error(error))
         for frame, line in reversed(frames):
             names = _find_names(frame.f_code.co_filename, line)
             for name, value in variables(frame).items() if names else ():

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -166,10 +166,19 @@ def _exact_types_line(file: str) -> int:
     return 0
 
 
+def walk_error(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
+    """The frames that an error came through, the innermost last, and the line in each.
+
+    An interrupt may come where Python has no line, as at the end of a `with`; there it is the function's first.
+    """
+    found: Iterator[tuple[types.FrameType, int | None]] = traceback.walk_tb(error.__traceback__)
+    return ((frame, frame.f_code.co_firstlineno if line is None else line) for frame, line in found)
+
+
 def error_place(error: BaseException) -> str:
     """Find `file:line` of the program's own code that an error came from."""
     places = [""]
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    for frame, line in walk_error(error):
         file = frame.f_code.co_filename
         if not file.startswith((*_NOT_THE_USERS, "<")) and not _is_installed(file):
             places.append(f"{package_path(file)}:{line}")
@@ -273,7 +282,7 @@ def forget_lines(file: str) -> None:
 def innermost_user_line(error: BaseException) -> SourceLine | None:
     """Where in the user's own code (neither torch's nor ours) an error came from."""
     found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    for frame, line in walk_error(error):
         code = frame.f_code
         if not code.co_filename.startswith((*_NOT_THE_USERS, "<")):
             found = user_line(code.co_filename, line, code.co_name)

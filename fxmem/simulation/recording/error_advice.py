@@ -14,7 +14,7 @@ import torch
 import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, one_line
-from fxmem.simulation.code.source_lines import describe_place
+from fxmem.simulation.code.source_lines import describe_place, walk_error
 from fxmem.simulation.kernels.packages import WITHOUT_ROWS, find_install
 
 _NO_FAKE_KERNEL: Final = (
@@ -225,7 +225,7 @@ def _line_outside_libraries(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    for frame, line in walk_error(error):
         name = frame.f_code.co_filename
         if not name.startswith("<") and not os.path.realpath(name).startswith(_LIBRARIES):
             found = name, line

@@ -5,7 +5,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fxmem
+from fxmem.simulation.code.source_lines import error_place
 from tests.simulation.step.model.test_hostile_models import attributes, process
 
 MODEL = nn.Linear(8, 8)
@@ -91,3 +92,22 @@ def test_an_interrupt_that_a_callback_drops_wakes_a_model_that_sleeps() -> None:
     with pytest.raises(KeyboardInterrupt):
         fxmem.analyze(Frees(8, 8), torch.zeros(2, 8), target="cpu")
     assert sys.unraisablehook is before
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_may_come_where_python_has_no_line() -> None:
+    """As at the end of a `with`: `tb_lineno` is None there."""
+    code, units = interrupted.__code__, len(interrupted.__code__.co_code) // 2
+    table = bytes(0x80 | 15 << 3 | min(units - at, 8) - 1 for at in range(0, units, 8))  # of no line (PEP 626)
+    work = FunctionType(code.replace(co_linetable=table), globals())
+    with pytest.raises(KeyboardInterrupt) as raised, fxmem.record("h100"):
+        work()
+    assert raised.value.__traceback__ is not None
+    innermost = raised.value.__traceback__
+    while innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    assert innermost.tb_lineno is None
+    assert error_place(raised.value).endswith(f"test_interrupts.py:{code.co_firstlineno}")
