@@ -134,10 +134,7 @@ def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
     Raises:
         UsageError: it is no budget, or a share.
     """
-    try:
-        budget = parse_budget(spec)
-    except UsageError as refused:
-        raise UsageError(str(refused).replace(_EXPECTED, f"expected {name} {_IN_BYTES}")) from None
+    budget = _parse(spec, f"expected {name} {_IN_BYTES}")
     if isinstance(budget, BudgetShare):
         raise UsageError(f"expected {name} in bytes or with a unit (16GiB), got {spec!r}, a share of the step's peak")
     return budget
@@ -155,11 +152,15 @@ def parse_growth(spec: str, name: str) -> Budget | BudgetShare:
     """
     if re.fullmatch(r"\s*0+(\.0*)?\s*%?\s*", spec):
         return Budget(0)
+    return _parse(spec, f"expected {name} as 0, as a share of the peak before (2%), or {_IN_BYTES}")
+
+
+def _parse(spec: BudgetLike, expected: str) -> Budget | BudgetShare:
+    """`parse_budget`, whose errors say what is expected here."""
     try:
         return parse_budget(spec)
     except UsageError as refused:
-        what = f"expected {name} as 0, as a share of the peak before (2%), or {_IN_BYTES}"
-        raise UsageError(str(refused).replace(_EXPECTED, what)) from None
+        raise UsageError(str(refused).replace(_EXPECTED, expected)) from None
 
 
 def peak_in_room(profile: Profile, peak: Peak, room_bytes: int, environ: Mapping[str, str] | None = None) -> Peak:

@@ -435,7 +435,7 @@ ALLOWED = {
     ("simulation/step/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
     ("cli/verbs/mcp.py", "importlib.util.find_spec"): "whether the extra `mcp` is installed",
-    ("cli/server.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
+    ("cli/server/worker.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
     ("whatif/advice/optimizer.py", "importlib.import_module"): "optimizers of packages named in that file",
     ("whatif/advice/optimizer.py", "importlib.util.find_spec"): "whether they are installed",
     (

@@ -16,7 +16,7 @@ from fxmem.cli.parser import argument
 from fxmem.errors import EnvironmentLacksError, UsageError
 
 if TYPE_CHECKING:
-    from fxmem.cli.server import PageKeeper
+    from fxmem.cli.server.app import PageKeeper
 
 BRIEF = "the page, live, with settings to change; on this machine alone"
 DESCRIPTION = (
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --port of 0 to 65535, got {options.port}")
     import uvicorn
 
-    from fxmem.cli.server import make_app
+    from fxmem.cli.server.app import make_app
 
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,7 +62,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 def make_keeper(options: argparse.Namespace) -> PageKeeper:
     """The pages of the step that the options describe."""
-    from fxmem.cli.server import PageKeeper, change_options, write_page
+    from fxmem.cli.server.app import PageKeeper
+    from fxmem.cli.server.choice import change_options
+    from fxmem.cli.server.worker import write_page
 
     return PageKeeper(lambda choice: write_page(change_options(options, choice)), lambda: watched_files(options))
 
@@ -77,7 +79,7 @@ def watched_files(options: argparse.Namespace) -> Iterator[Path]:
 
 def write_live_page(options: argparse.Namespace) -> str:
     """The page around that of the step."""
-    from fxmem.cli.server import PRECISIONS, find_sizes
+    from fxmem.cli.server.choice import PRECISIONS, find_sizes
     from fxmem.hardware import catalogue
     from fxmem.show.html import live_html
 

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxmem.cli.server import StepChoice, change_options, change_shape, find_sizes, read_choice
+from fxmem.cli.server.choice import StepChoice, change_options, change_shape, find_sizes, read_choice
 from fxmem.cli.verbs import build_parser, serve
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 
 testclient = pytest.importorskip("starlette.testclient", reason="starlette is not installed (the extra `serve`)")
-from fxmem.cli.server import PageKeeper, make_app  # noqa: E402
+from fxmem.cli.server.app import PageKeeper, make_app  # noqa: E402
 
 TOKEN, HOST = "a-random-token", "127.0.0.1:8123"
 HERE = f"http://{HOST}"

@@ -16,7 +16,7 @@ from fxmem.show.export.resources import find_shares
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """Annotations for what the steps take, and for the most that is known of the whole program."""
     asked, share = find_shares(profile, timeline)
-    lines = [*asked.comments(), "metadata:", "  labels:", "    kai.scheduler/queue: default"]
+    lines = [*asked.comments(), "metadata:", "  labels:", "    kai.scheduler/queue: default # or yours"]
     if share is not None:
         lines += ["  annotations:", f'    gpu-memory: "{share.steps_mib}" # MiB']
         lines += (
