@@ -461,8 +461,7 @@ def node_hooks(node: Any, kind: str) -> list[Callable[..., Any]]:
     raise AssertionError(f"{type(node).__name__}.{kind} did not reach _register_hook")
 
 
-# An optimizer that steps within backward: each gradient is applied and freed as soon as it is accumulated.
-#
+# --- an optimizer that steps within backward: each gradient is applied and freed as soon as it is accumulated ---------
 # The private names of torch used here: `Optimizer._optimizer_step_pre_hooks` and what `Optimizer.profile_hook_step`
 # wraps (since 2.0), `Tensor._make_wrapper_subclass` (since 1.10).
 

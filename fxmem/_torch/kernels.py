@@ -193,9 +193,8 @@ CONVOLUTION_CHOICES: Final = ((torch._C, "_select_conv_backend"), (torch._C, "_c
 since 1.13)."""
 
 
-# Names of Triton that launch a kernel, each with why and since when. Triton comes with torch's CUDA wheel; nothing
-#
-# here imports it.
+# --- names of Triton that launch a kernel, each with why and since when -----------------------------------------------
+# Triton comes with torch's CUDA wheel; nothing here imports it.
 #
 # A kernel launched from Python (`kernel[grid](...)`) writes to tensors it is given. It allocates nothing that torch's
 # allocator knows of, so for memory it need not run; without a GPU it could not.
@@ -233,8 +232,7 @@ def _name(kernel: Any) -> str:
     return str(getattr(function, "__name__", "kernel"))
 
 
-# Private names of torch's profiler and dispatcher, each with why and since when.
-#
+# --- private names of torch's profiler and dispatcher, each with why and since when -----------------------------------
 # The public profiler gives each operator's net memory but neither the single allocations nor their addresses.
 
 

@@ -76,7 +76,7 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
-# Patches of modules that a program may import later.
+# --- patches of modules that a program may import later ---------------------------------------------------------------
 
 
 PatchesOf = Callable[[Any], Iterable[contextlib.AbstractContextManager[Any]]]

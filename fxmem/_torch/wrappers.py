@@ -286,8 +286,7 @@ def observe_scripted(on_call: Callable[[], None]) -> Iterator[None]:
             function._debug_flush_compilation_cache()
 
 
-# Private names of torch for jagged tensors, with why and since when.
-#
+# --- private names of torch for jagged tensors, with why and since when -----------------------------------------------
 # The length of a jagged dimension is a *nested int*, one for each tensor of offsets (`torch.nested._internal`, 2.1).
 # FakeTensorMode makes them of symbols, and without a `ShapeEnv` it has none. Here a fake has a nested int as a real
 # tensor has, in the same registry, so that they stay equal where a tensor goes to the card and back.

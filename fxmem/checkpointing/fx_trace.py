@@ -179,8 +179,7 @@ def _has(model: nn.Module, path: str) -> bool:
     return True
 
 
-# Which node of the symbolic graph each node of a profile is.
-#
+# --- which node of the symbolic graph each node of a profile is -------------------------------------------------------
 # Both list the calls of one program, the profile as they ran, the symbolic graph as `torch.fx` foresaw them. So the
 # symbolic graph is run on FakeTensors under the tracer that wrote the profile; where both then list the same calls in
 # the same order, each call's node is known. Where they do not, `torch.fx` has fixed a branch that the program took

@@ -29,7 +29,7 @@ from fxmem.checkpointing.audit import Audit
 from fxmem.checkpointing.op_signature import read_signature
 from fxmem.hardware.op_classes import is_product
 
-# Save and restore the states of random generators for recomputation.
+# --- save and restore the states of random generators for recomputation -----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ class Generators:
             now.restore()
 
 
-# Results of a region's products, kept from its first run for its second: selective checkpointing.
-#
+# --- results of a region's products, kept from its first run for its second: selective checkpointing ------------------
 # It is what `torch.utils.checkpoint.create_selective_checkpoint_contexts` does (torch/utils/checkpoint.py, since
 # 2.4), with three differences. There, a kept result leaves the random generators where they were before it, so that
 # what draws after it in the second run (the dropout after an attention that drops out itself) draws other numbers
@@ -170,6 +169,9 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
 def _versions(value: Any) -> tuple[int, ...]:
     return tuple(torch_autograd.version(tensor) for tensor in torch_common.iterate_tensors(value))
+
+
+# --- one call of a region: run in forward, and recomputed in backward exactly as it was -------------------------------
 
 
 @dataclass

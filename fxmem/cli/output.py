@@ -232,7 +232,7 @@ def write_json(
     return markdown if markdown and options.markdown == "-" else text()
 
 
-# The command that answers the next question, spelt out so that it can be pasted.
+# --- the command that answers the next question, spelt out so that it can be pasted -----------------------------------
 
 
 def next_for(options: argparse.Namespace, report: Report) -> str:

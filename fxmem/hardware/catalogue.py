@@ -27,7 +27,7 @@ from fxmem.records import json_reader
 from fxmem.records.parts import RankGroup
 from fxmem.records.profile import Bytes, Record, Target
 
-# Every card that fxmem knows by name: the rows of `cards.toml` beside this file, as records.
+# --- every card that fxmem knows by name: the rows of `cards.toml` beside this file, as records -----------------------
 
 
 class Rates(Record):
@@ -108,6 +108,9 @@ def _read_catalogue() -> dict[str, Card]:
 
 CATALOGUE = _read_catalogue()
 """Every target known by name."""
+
+
+# --- the machines a prediction can be made for: the CPU and a catalogue of NVIDIA cards -------------------------------
 
 
 class DeviceProperties(Record):
@@ -363,7 +366,7 @@ def _suggestion(name: str) -> str:
     return (f"did you mean {' or '.join(near)}? Known are" if near else "expected one of") + f" {', '.join(CATALOGUE)}"
 
 
-# How fast cards send to each other and the host, and what NCCL takes.
+# --- how fast cards send to each other and the host, and what NCCL takes ----------------------------------------------
 
 
 PER_MACHINE: Final = 8

@@ -116,8 +116,7 @@ def format_range(low: int, high: int) -> str:
     return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
 
 
-# cuBLAS workspaces: allocated through the caching allocator, kept for good or for each product.
-#
+# --- cuBLAS workspaces: allocated through the caching allocator, kept for good or for each product --------------------
 # Which of the two, and the sizes, depend on the release (`hardware/releases.py`). Source:
 # `aten/src/ATen/cuda/CublasHandlePool.cpp`. - `getCurrentCUDABlasHandle` sets a workspace for its (handle, stream)
 # pair and keeps it in a process-wide map until `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads,

@@ -42,7 +42,7 @@ Act = Free | Hold | Empty | RunKernel
 """One thing that a step asks of the allocator."""
 
 
-# PyTorch's caching allocator of pinned host memory (aten/src/ATen/core/CachingHostAllocator.h), replayed.
+# --- PyTorch's caching allocator of pinned host memory (aten/src/ATen/core/CachingHostAllocator.h), replayed ----------
 
 
 class PinnedPool:

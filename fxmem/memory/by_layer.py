@@ -136,7 +136,7 @@ def _macs(profile: Profile) -> list[Flops]:
     return counts
 
 
-# The module tree as rows of a table, and as parts of the peak.
+# --- the module tree as rows of a table, and as parts of the peak -----------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from fxmem.memory.module_tree import Branch, ModuleTree, call_name, describe, pr
 from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Kind, Node, Phase, Profile, Report, Timeline
 
-# Which module and which call of one step is which of another's.
-#
+# --- which module and which call of one step is which of another's ----------------------------------------------------
 # Modules are matched from the top down. Within two matched modules, children match by name; numbered ones (of a
 # `Sequential` or a `ModuleList`) by number where both sides have the same classes in the same order, else by the
 # longest runs of children that are equal throughout (classes and shapes of parameters), what lies between two such
@@ -181,6 +180,9 @@ def _match_calls(
     taken = set(partners.values())
     yield from ((ours[one], theirs[partners[one]] if one in partners else None) for one in range(len(ours)))
     yield from ((None, theirs[other]) for other in range(len(theirs)) if other not in taken)
+
+
+# --- what grew from one step to another: two models, two settings of one, or two saved reports ------------------------
 
 
 def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:

@@ -180,7 +180,7 @@ def find_dtypes(profile: Profile, kinds: Iterable[Kind]) -> dict[Kind, str]:
     return {kind: found.most_common(1)[0][0] for kind, found in sizes.items() if found}
 
 
-# What a function that reads a step accepts: a profile, or anything that carries one.
+# --- what a function that reads a step accepts: a profile, or anything that carries one -------------------------------
 
 
 class HasProfile(Protocol):
@@ -203,7 +203,7 @@ def read_profile(step: Profile | HasProfile) -> Profile:
     return step if isinstance(step, Profile) else step.profile
 
 
-# Where a program's own code calls what is found: its models, and the lines that a node stands for.
+# --- where a program's own code calls what is found: its models, and the lines that a node stands for -----------------
 
 
 def find_outermost(profile: Profile) -> Iterator[ModuleCall]:

@@ -328,7 +328,7 @@ def free_after_last_use(profile: Profile, names: frozenset[str]) -> Profile:
     )
 
 
-# Which ticks stand for a step where it has more of them than pixels.
+# --- which ticks stand for a step where it has more of them than pixels -----------------------------------------------
 
 
 _COLUMNS = 256

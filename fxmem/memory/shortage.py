@@ -27,7 +27,8 @@ from typing import Any, Final, NamedTuple
 from fxmem.hardware.context import known_context_sizes
 from fxmem.records.shortage import Cause, OutOfMemoryMessage, ProcessUse
 
-# Ways of saying that memory ran out, and what the causes come to in words: the tables of `shortage_formats.toml`.
+# --- ways of saying that memory ran out, and what the causes come to in words -----------------------------------------
+# The tables of `shortage_formats.toml`.
 
 
 class Format(NamedTuple):
@@ -91,8 +92,7 @@ def patterns_by_word(*, is_hint: bool) -> Mapping[str, tuple[re.Pattern[str], Se
     return {word: (re.compile("|".join(f"({each.pattern})" for each in have)), have) for word, have in formats.items()}
 
 
-# The cause of a shortage, by the numbers of its message alone.
-#
+# --- the cause of a shortage, by the numbers of its message alone -----------------------------------------------------
 # What is asked in this order: does the request fit the card at all; was it refused although the bytes were free (a
 # limit, or something that the message does not show); would the allocator's unused bytes have been enough, were they
 # in one piece; would the bytes of other processes; would what the process itself holds outside the allocator? Else
@@ -222,6 +222,9 @@ def _decide(message: OutOfMemoryMessage) -> Cause:
     if missing <= beyond + cached and beyond * share >= room:
         return "context"
     return "size"
+
+
+# --- find the messages that memory ran out in a text: one error, or the log of a whole job with several ranks ---------
 
 
 _SIZE: Final = r"(\d{1,18}(?:\.\d{0,18})?) ?(bytes|B|[KMGT]i?B)"

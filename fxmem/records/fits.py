@@ -293,7 +293,7 @@ def _best_per_second(points: Sequence[Point]) -> float | None:
     return max((point.per_second for point in points if point.fits and point.per_second), default=None)
 
 
-# An engine's room, and tests' baselines.
+# --- an engine's room, and tests' baselines ---------------------------------------------------------------------------
 
 
 BASELINE_SCHEMA_VERSION = "1"

@@ -97,8 +97,7 @@ class OutOfMemoryMessage(Record):
     """The same if every cached byte could be used; negative where that would have been enough."""
 
 
-# What a memory snapshot of a card says: who held the memory, what grew, what lay in pieces.
-#
+# --- what a memory snapshot of a card says: who held the memory, what grew, what lay in pieces ------------------------
 # Sizes are requested bytes, but those of segments and of what is unused in them.
 
 
@@ -210,7 +209,7 @@ class SnapshotReport(Record):
     """Requests that were refused in the history."""
 
 
-# What went wrong with a card's memory: a message, a snapshot, and the same under prediction.
+# --- what went wrong with a card's memory: a message, a snapshot, and the same under prediction -----------------------
 
 
 class PeakHolder(Record):

@@ -112,7 +112,8 @@ def _scale(n: int, base: int, units: Sequence[str]) -> tuple[float, str]:
     return value, units[-1]
 
 
-# The names that users type and records carry. Standard library only: `fxmem --help` imports this.
+# --- the names that users type and records carry ----------------------------------------------------------------------
+# Standard library only: `fxmem --help` imports this.
 
 
 Mode = Literal["train", "infer"]

@@ -132,7 +132,7 @@ def plan_words(plan: Plan) -> str:
     return f"{plan.extent} ({plan.chosen}); {peak}; {flops} run again{share}"
 
 
-# What is wrong with a step, in words: the cause, its line, its bytes and the change.
+# --- what is wrong with a step, in words: the cause, its line, its bytes and the change -------------------------------
 
 
 MOST: Final = 3

@@ -30,7 +30,7 @@ from fxmem.records.profile import FileChange, Headed, PartOfRound, Phase, Profil
 from fxmem.records.units import REAL_VALUES, TimedQuestion, exact_bytes, format_bytes, format_shape, percent, printable
 from fxmem.show.sections import Fact, Facts, make_printable
 
-# What a run keeps more of after each step, and what it takes of the host, in words.
+# --- what a run keeps more of after each step, and what it takes of the host, in words --------------------------------
 
 
 _MOST_GROWING = 3
@@ -216,6 +216,9 @@ def compare_with_host(host: HostUse) -> str:
     share = percent(host.peak_bytes, host.limit_bytes)
     so_far = " so far" if host.growth_bytes else ""
     return f"fits the host{so_far}: {format_bytes(host.peak_bytes)} of {format_bytes(host.limit_bytes)}, {share}"
+
+
+# --- how a step ran, as facts: its rank, what the compiler chose, the rounds of its program, its generation -----------
 
 
 def run_facts(profile: Profile) -> Facts:

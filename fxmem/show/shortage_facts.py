@@ -13,6 +13,9 @@ from fxmem.show.sections import Fact, Facts, Section, Table, TableColumn, make_p
 
 _MOST_SAID: Final = 16
 """Messages that are listed."""
+
+
+# --- a message of a card that ran out of memory, in words -------------------------------------------------------------
 _NO_FREE: Final = "the message does not say what was free"
 _ROUNDED: Final = "Sizes are the message's, which rounds them; what it does not say is the difference of what it says."
 
@@ -199,7 +202,8 @@ def card_parts(message: OutOfMemoryMessage) -> Iterator[tuple[str, str, str, str
     yield "all", format_bytes(capacity), "", "the card" if message.capacity_bytes else "what the program may take"
 
 
-# A memory snapshot in words: who held the memory at the peak, what grew, what lay in pieces, what was freed late.
+# --- a memory snapshot in words ---------------------------------------------------------------------------------------
+# Who held the memory at the peak, what grew, what lay in pieces, what was freed late.
 
 
 _LINES: Final = 12
@@ -317,7 +321,7 @@ def hold_table(report: SnapshotReport, holders: Sequence[Holder], width: int = 1
     return make_table(what, [*heads, *numbers("Bytes", "Share", "Blocks")], rows)
 
 
-# A shortage under prediction, in words.
+# --- a shortage under prediction, in words ----------------------------------------------------------------------------
 
 
 _HOLDERS: Final = 10

@@ -21,8 +21,7 @@ from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.records.profile import Kind
 from fxmem.records.units import printable
 
-# Every colour that fxmem shows, on light and on dark; none stands anywhere else.
-#
+# --- every colour that fxmem shows, on light and on dark; none stands anywhere else -----------------------------------
 # Kinds of storage have Okabe and Ito's colours ("Color Universal Design", 2008), which differ in lightness as well as
 # in hue, with a grey for inputs and a violet for workspaces. The shades of a drawn graph are one hue that changes in
 # lightness alone, so that they read with any kind of colour vision and in grey: ColorBrewer's `Blues` (C. Brewer,
@@ -115,6 +114,9 @@ def css_variables() -> str:
 def _variables(palette: Palette) -> str:
     names = (field.name for field in fields(palette) if field.name != "shades")
     return "".join(f"--{name}:{getattr(palette, name)};" for name in names)
+
+
+# --- writing SVG documents: elements, style sheets, and text that fits without a font ---------------------------------
 
 
 FONT = "Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif"
@@ -336,8 +338,7 @@ def _em(char: str) -> float:
     return 1.0 if east_asian_width(char) in "WF" or char == "…" else 0.75
 
 
-# A drawing as PNG or PDF, converted from its SVG by vl-convert.
-#
+# --- a drawing as PNG or PDF, converted from its SVG by vl-convert ----------------------------------------------------
 # Its wheel is complete (resvg and fonts), so that no library of the system is needed. It draws the SVG itself, with
 # head and legend. It runs in a process of its own under a time limit.
 

@@ -315,7 +315,7 @@ def make_measurement(model: str, step: Step, machine: Machine, readings: CardRea
     )
 
 
-# A model really compiled by `torch.compile` on the CPU, in the prediction's settings.
+# --- a model really compiled by `torch.compile` on the CPU, in the prediction's settings ------------------------------
 
 
 @contextlib.contextmanager

@@ -179,7 +179,7 @@ def _target(device: str) -> str | Target:
     return found_card() if device == "cuda" else device
 
 
-# Compare the prediction of a user's own program with a real run, by rounds.
+# --- compare the prediction of a user's own program with a real run, by rounds ----------------------------------------
 
 
 def validate_program(

@@ -29,7 +29,7 @@ from fxmem.whatif.fits import Measuring
 from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
 from fxmem.whatif.source import Change, ModelSource, Resizing, Source, StepSource, open_source, take_step
 
-# The search for the largest size that fits, over any function that measures a size.
+# --- the search for the largest size that fits, over any function that measures a size --------------------------------
 
 
 def search(
@@ -122,6 +122,9 @@ def fit_line(points: Sequence[Point], largest: int | None) -> tuple[int, int, in
     slope = sum((size - mean_size) * nbytes for size, nbytes in near) / sum((size - mean_size) ** 2 for size, _ in near)
     intercept = mean_bytes - slope * mean_size
     return round(slope), round(intercept), round(max(abs(nbytes - intercept - slope * size) for size, nbytes in near))
+
+
+# --- how large an input may be, found by analysing the step at each size ----------------------------------------------
 
 
 LIMIT = 65536

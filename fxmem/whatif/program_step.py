@@ -37,7 +37,8 @@ from fxmem.simulation.program import (
     record,
 )
 
-# What is different when a program runs again. Its source stays as it is.
+# --- what is different when a program runs again ----------------------------------------------------------------------
+# Its source stays as it is.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,9 @@ def _after_autocast(original: Callable[..., None]) -> Callable[..., None]:
         original(*args, **kwargs)
 
     return backward
+
+
+# --- a user's program, which can be run again with something changed --------------------------------------------------
 
 
 PLACE = "{}"

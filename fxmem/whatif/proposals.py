@@ -108,8 +108,7 @@ def find_cheaper(*proposals: Proposal | None) -> Proposal | None:
     return min((each for each in proposals if each is not None), key=lambda each: each.cost, default=None)
 
 
-# Which budget to ask a planner for next, after its last plan was analysed.
-#
+# --- which budget to ask a planner for next, after its last plan was analysed -----------------------------------------
 # A planner bounds requested bytes by its own model of memory; the budget bounds what the analysis counts. The two
 # differ by little, so the next question moves by as much as the last plan missed the budget by, and by bisection
 # where that leads out of the bracket.
@@ -178,7 +177,7 @@ class BudgetBracket:
         return BudgetBracket(self.budget, ask if inside else (below + above) // 2, below, above)
 
 
-# What is being done, and which part of the work that is.
+# --- what is being done, and which part of the work that is -----------------------------------------------------------
 
 
 _Part = TypeVar("_Part")

@@ -32,10 +32,8 @@ from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.fits import Measuring
 from fxmem.whatif.source import ModelSource
 
-# What two and three blocks of a model say of all meshes: lower bounds of peaks, and the bytes that they send.
-
-
-# --- candidates -------------------------------------------------------------------------------------------------------
+# --- what two and three blocks of a model say of all meshes -----------------------------------------------------------
+# Lower bounds of peaks, and the bytes that they send.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +135,9 @@ def shorten(model: nn.Module, blocks: int) -> nn.Module | None:
     kept = short.get_submodule(lists[0][0])[:blocks]  # type: ignore[index]  # a list of modules
     setattr(short.get_submodule(parent), name, kept)
     return short
+
+
+# --- which meshes of so many cards a training step fits, the cheapest communication first -----------------------------
 
 
 SHOWN = 3

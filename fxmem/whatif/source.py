@@ -28,7 +28,7 @@ from fxmem.simulation.step.generation import AnyAnalysis, Generation, analyze_an
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.program_step import ProgramStep
 
-# Inputs of another size: the dimensions that vary together, and the arguments with them changed.
+# --- inputs of another size: the dimensions that vary together, and the arguments with them changed -------------------
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,9 @@ def _place(tensors: _Tensors, pair: str, dim: str) -> tuple[int, int]:
             f"the inputs are {_list_tensors(tensors)}"
         )
     return number, int(axis) % rank
+
+
+# --- where steps with other settings come from: another size, card, precision, mesh or checkpoints --------------------
 
 
 def _resize(tensor: torch.Tensor, axes: tuple[int, ...], size: int) -> torch.Tensor:

@@ -274,8 +274,7 @@ def survey(analysis: Analysis) -> Survey:
     return found.finish()
 
 
-# The `activation_memory_budget` with which a compiled step keeps a budget in bytes.
-#
+# --- the `activation_memory_budget` with which a compiled step keeps a budget in bytes --------------------------------
 # torch's setting is a share of what its partitioner estimates that could be freed, within each graph. What the step
 # takes at its peak does not follow from it, and may rise where less is kept: what is recomputed at once has to be
 # somewhere. So each share that is tried is compiled and analysed, from the largest down.

@@ -319,8 +319,7 @@ _CALL: Final = "compile_wrapper"
 """The function that `torch.compile` returns (`_TorchDynamoContext.__call__` of torch/_dynamo/eval_frame.py)."""
 
 
-# Private names of inductor: graphs that it records as CUDA graphs.
-#
+# --- private names of inductor: graphs that it records as CUDA graphs -------------------------------------------------
 # Checked on torch 2.11 and 2.15.
 
 

@@ -27,7 +27,7 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.hardware.catalogue import FETCHED_AHEAD, SENT_AHEAD
 
-# How a tensor lies in its storage.
+# --- how a tensor lies in its storage ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,9 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     """All elements of the storage of `tensor`, in a row."""
     count = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
     return tensor.as_strided((count,), (1,), 0)
+
+
+# --- copies of saved results in the host's memory: sent there in forward, fetched back in backward --------------------
 
 
 class HostMemory:

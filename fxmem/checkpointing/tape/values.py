@@ -355,7 +355,7 @@ def _written_error(what: str, tensor: torch.Tensor) -> RuntimeError:
     )
 
 
-# A survey of a model's forward: its operator calls, their values, and what autograd saves.
+# --- a survey of a model's forward: its operator calls, their values, and what autograd saves -------------------------
 
 
 _SUM, _SUM_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"

@@ -44,7 +44,7 @@ from fxmem.simulation.processes.process_guard import process_unchanged, without_
 from fxmem.simulation.recording.error_advice import user_code_error
 from fxmem.simulation.step.given import PackedWeights, ignore_moves, pack_weights
 
-# Running the constructor of a model, or a function that makes a batch, without weights.
+# --- running the constructor of a model, or a function that makes a batch, without weights ----------------------------
 
 
 def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"], tuple[str, ...]]:
@@ -157,7 +157,7 @@ def _move_to_meta(module: torch.nn.Module) -> None:
                 setattr(part, name, tensor)
 
 
-# A transformers model from its configuration: the class's defaults or a local file, and settings on top.
+# --- a transformers model from its configuration: the class's defaults or a local file, and settings on top -----------
 
 
 def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
@@ -282,6 +282,9 @@ def _fields(config: Any) -> list[str]:
 def _build_with_dtype(dtype: torch.dtype, model_class: Callable[[Any], Any], config: Any) -> Any:
     torch.set_default_dtype(dtype)  # `construct` puts the default back
     return model_class(config)
+
+
+# --- a model, built from its spec -------------------------------------------------------------------------------------
 
 
 _COLLECTIONS = {"hf": from_transformers, "torchvision": from_torchvision, "timm": from_timm}

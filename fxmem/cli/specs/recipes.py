@@ -25,8 +25,7 @@ from fxmem.records.pause_gc import pause_gc
 from fxmem.simulation.recording.error_advice import user_code_error
 from fxmem.simulation.step.given import ignore_moves
 
-# References to the user's own code, and the code behind them.
-#
+# --- references to the user's own code, and the code behind them ------------------------------------------------------
 # A reference is `pkg.mod:name` or `path/to/file.py:name`; `name` may be dotted (`Outer.build`). The code behind it is
 # trusted, the reference is not: nothing is evaluated and no shell sees it.
 
@@ -147,6 +146,9 @@ def _import_from_package(path: Path, home: Path) -> ModuleType:
             f"({getattr(known, '__file__', None) or 'built in'}); rename the folder, or take __init__.py out of it"
         )
     return importlib.import_module(name)
+
+
+# --- model specs of torchvision, timm and the user's own code, and their models' factories ----------------------------
 
 
 _WEIGHT_SETTINGS = {

@@ -31,8 +31,7 @@ from fxmem.hardware.workspaces import driverless
 from fxmem.records.files import read_kept, write_kept
 from fxmem.records.profile import Bytes, Record, Target
 
-# cuDNN's answers on disk, so that a second analysis starts no child process.
-#
+# --- cuDNN's answers on disk, so that a second analysis starts no child process ---------------------------------------
 # One JSON file per library version, device and settings; inside, `ConvSignature.key` to the bytes of the plan and of
 # those that torch goes on to (`null` where cuDNN has no plan). A file is replaced atomically, so a reader never sees
 # half of one, and writers that race lose at worst each other's new entries, which are then asked again. Whatever
@@ -90,6 +89,9 @@ def store(directory: Path | None, name: str, entries: Mapping[str, Sequence[int]
 
 def _path(directory: Path, name: str) -> Path:
     return directory / f"{_PREFIX}{_FORMAT}-{name}.json"
+
+
+# --- the workspaces of a model's convolutions and recurrent layers ----------------------------------------------------
 
 
 OLDEST = (9, 8)

@@ -162,7 +162,7 @@ class _Log:
         self.added.append(buffer.model_copy(update={"death": self.insert()}))
 
 
-# FSDP2's copy-in of gradients: what it hides where it joins them in chunks.
+# --- FSDP2's copy-in of gradients: what it hides where it joins them in chunks ----------------------------------------
 
 
 _COPY_IN = "fsdp.chunk_cat"

@@ -134,8 +134,7 @@ class Pool:
         return self._order[-1][0] if self._order else 0
 
 
-# Where the driver of Linux places what it gives.
-#
+# --- where the driver of Linux places what it gives -------------------------------------------------------------------
 # Undocumented; read from the addresses in a published snapshot of a training that holds 61 GB
 # (kkaitlyn111/cs336-a2-systems, memory_files/memory_ctx128_fullstep.pickle). All but eight of its 783 segments are
 # where these rules have them: 666 below the ones before, 109 in the lowest of the gaps. The eight are its first ones,

@@ -18,7 +18,7 @@ from fxmem.memory.allocator.training_loop import PEAKS, Shortage, TrainingLoop
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import MeasuredPhase, PlansPeak, Profile, Storage, Timeline
 
-# The steady peaks of a step, allocated and reserved, and whether the loop runs.
+# --- the steady peaks of a step, allocated and reserved, and whether the loop runs ------------------------------------
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,9 @@ def _replay(profile: Profile, settings: AllocatorSettings, capacity_bytes: int |
     )
     first = max(peak.reserved_bytes for peak in runs[0])
     return ReplayedLoop(tuple(phases), loop.step, warmup, smaller_plans=len(loop.plans), first_bytes=first)
+
+
+# --- what the allocator adds to a timeline's peak ---------------------------------------------------------------------
 
 
 def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:

@@ -122,7 +122,7 @@ def _columns(events: Events) -> tuple[np.ndarray[Any, Any], ...]:
     return tuple(np.frombuffer(each, np.int64) for each in (events.births, events.deaths, events.nbytes))
 
 
-# Prefill and decode, the phases of a generation.
+# --- prefill and decode, the phases of a generation -------------------------------------------------------------------
 
 
 def name_phases(profile: Profile, begins: Sequence[int]) -> Profile:

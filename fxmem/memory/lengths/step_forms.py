@@ -263,7 +263,7 @@ def rebuild(tree: Any, numbers: Iterable[int]) -> Any:
     return put(tree)
 
 
-# A long run of steps of given lengths on the caching allocator.
+# --- a long run of steps of given lengths on the caching allocator ----------------------------------------------------
 
 
 _SLOTS = 1 << 24

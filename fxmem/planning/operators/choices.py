@@ -23,8 +23,7 @@ from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import sum_known
 
-# How recomputing values changes the bytes alive at each tick of a step.
-#
+# --- how recomputing values changes the bytes alive at each tick of a step --------------------------------------------
 # A value that is not recomputed stays alive until backward last needs it. One that is recomputed dies after its last
 # reader in forward, and is alive again from the tick before backward first needs it until the last. A value that
 # backward needs at one tick only is *transient*: it exists while others are recomputed from it.
@@ -134,7 +133,7 @@ class LiveChanges:
         return alive
 
 
-# The operator calls of a step's forward, and the values they make.
+# --- the operator calls of a step's forward, and the values they make -------------------------------------------------
 
 
 StretchPath = tuple[int, ...]
@@ -175,6 +174,9 @@ class OperatorCall:
     """Indices of the values it made."""
     unplanned: tuple[str, int] | None = None
     """Its name and number in the step without a plan, where they may be others."""
+
+
+# --- how recomputing some operator calls of forward, instead of keeping their results, changes the peak ---------------
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,8 @@ class _Backward:
         return self._first.get(value) == demand.tick and self._last.get(value, 0) > demand.tick
 
 
-# Plans of regions as choices of calls: what a region runs again, and in which stretch each of its values lies.
+# --- plans of regions as choices of calls -----------------------------------------------------------------------------
+# What a region runs again, and in which stretch each of its values lies.
 
 
 class RegionChoice(NamedTuple):

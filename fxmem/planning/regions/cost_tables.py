@@ -27,7 +27,7 @@ from fxmem.planning.regions.candidates import earliest, random_nodes, writes_in_
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import sum_known
 
-# What running the calls of a step's forward once more costs.
+# --- what running the calls of a step's forward once more costs -------------------------------------------------------
 
 
 class OpCosts:
@@ -147,6 +147,9 @@ def most_above(
         present, firsts = np.unique(of[by_unit], return_index=True)
         table[present] = np.maximum(table[present], np.maximum.reduceat(beyond[by_unit], firsts, axis=0))
     return table
+
+
+# --- tables of what checkpointing any stretch of a step would keep, allocate and cost ---------------------------------
 
 
 OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")

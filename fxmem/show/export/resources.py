@@ -122,7 +122,7 @@ def find_shares(profile: Profile, timeline: Timeline) -> tuple[Resources, Share 
     return asked, Share(steps_mib, most_mib, most)
 
 
-# Where a node stands among the modules, and other words that several formats share.
+# --- where a node stands among the modules, and other words that several formats share --------------------------------
 
 
 def enclosing_modules(node: Node) -> tuple[str, ...]:

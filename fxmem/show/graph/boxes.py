@@ -334,7 +334,7 @@ def _is_one_call(visit: Visit) -> bool:
     return len(visit.items) == 1 and isinstance(visit.items[0], Leaf)
 
 
-# What to draw of a step: nodes, the boxes they share, and the lines between.
+# --- what to draw of a step: nodes, the boxes they share, and the lines between ---------------------------------------
 
 
 _MOST_READERS = 6

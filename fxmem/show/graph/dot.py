@@ -115,7 +115,7 @@ def _write(
     return str(graph.source)
 
 
-# From drawing options to a file.
+# --- from drawing options to a file -----------------------------------------------------------------------------------
 
 
 _DEFAULTS = DrawingOptions()

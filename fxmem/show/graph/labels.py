@@ -19,7 +19,7 @@ from fxmem.show.graph.checkpoints import Checkpoint, describe_effect, sum_freed
 from fxmem.show.graph.picture import Box, Frame, Picture, count_recomputed, display_name, heat_value
 from fxmem.show.svg import text_width
 
-# The parts of a drawn graph in words: names, the peak, a plan, and tooltips.
+# --- the parts of a drawn graph in words: names, the peak, a plan, and tooltips ---------------------------------------
 
 
 _LONGEST_PLACE = 22
@@ -37,6 +37,9 @@ def relative_path(module: str, outside: str) -> str:
 def class_name(drawing: Picture, module: str) -> str:
     """The class of a module; empty where it is not known."""
     return drawing.profile.modules.get(module, "")
+
+
+# --- what is written in the boxes of a drawn graph, and how large they become -----------------------------------------
 
 
 _MOST_NAMED = 3

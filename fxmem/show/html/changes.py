@@ -92,7 +92,7 @@ def _list_lines(edit: Edit) -> Iterator[str]:
     yield from (f"+ {line}" for line in edit.after.splitlines())
 
 
-# Memory by source line as one HTML page: the annotated source, without a script.
+# --- memory by source line as one HTML page: the annotated source, without a script -----------------------------------
 
 
 _MEANINGS = dict(MEANINGS) | {
@@ -166,7 +166,7 @@ def _list_tensors(came: Sequence[TensorGroup], went: Sequence[TensorGroup]) -> t
     return sum(group.count for group in (*came, *went)), names
 
 
-# A memory snapshot as one HTML page, without a script.
+# --- a memory snapshot as one HTML page, without a script -------------------------------------------------------------
 
 
 def snapshot_html(explanation: Explanation) -> str:

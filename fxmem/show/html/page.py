@@ -106,7 +106,7 @@ def cell_id(record: Record) -> str:
     return hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:10]
 
 
-# The page of `fxmem serve`: settings above, the step's page below.
+# --- the page of `fxmem serve`: settings above, the step's page below -------------------------------------------------
 
 
 def live_html(
@@ -133,7 +133,7 @@ def live_html(
     )
 
 
-# What joins the parts of a page: ticks and nodes.
+# --- what joins the parts of a page: ticks and nodes ------------------------------------------------------------------
 
 
 def link_data(profile: Profile, timeline: Timeline, *, columns: int) -> dict[str, Any]:

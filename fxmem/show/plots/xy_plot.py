@@ -12,7 +12,7 @@ from fxmem.records.profile import Profile
 from fxmem.records.units import exact_bytes, printable
 from fxmem.show.svg import circle, fit, group, path, style_sheet, text, wrap
 
-# What all plots share: their style, a scale of bytes, and labels kept apart.
+# --- what all plots share: their style, a scale of bytes, and labels kept apart ---------------------------------------
 
 
 NARROWEST = 280.0
@@ -125,6 +125,9 @@ def spread(places: Sequence[float], sizes: Sequence[float], low: float, high: fl
 
 STYLE = style_sheet(Path(__file__).with_name("plot.css"))
 """One style for every plot."""
+
+
+# --- bytes against another quantity: lines, and dots that have a name each --------------------------------------------
 
 
 class XYLine(NamedTuple):

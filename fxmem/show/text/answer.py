@@ -135,7 +135,7 @@ def _ending(profile: Profile) -> Facts:
     ]
 
 
-# How a step's peak exceeds a budget or has grown, as a failed test's text.
+# --- how a step's peak exceeds a budget or has grown, as a failed test's text -----------------------------------------
 
 
 _LINES_SHOWN = 3

@@ -308,7 +308,7 @@ def _title(row: NodeChange, alike: int, width: int) -> str:
     return f"{title} {shapes}" if shapes and len(title + shapes) < width else title
 
 
-# A comparison of two steps as Markdown for a pull request: what grew, by module, and both timelines.
+# --- a comparison of two steps as Markdown for a pull request: what grew, by module, and both timelines ---------------
 
 
 _MODULES = 20

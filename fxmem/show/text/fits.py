@@ -362,7 +362,7 @@ def _bar(nbytes: int, room: int, top: int, width: int) -> str:
     return f"{'#' * min(filled, end)}{' ' * (end - filled)}|{'#' * (filled - end)}"
 
 
-# An engine's room, as text.
+# --- an engine's room, as text ----------------------------------------------------------------------------------------
 
 
 def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> str:

@@ -138,7 +138,8 @@ def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
         )
 
 
-# A plan for a compiled step as text: what each `activation_memory_budget` takes, beside the plan of eager code.
+# --- a plan for a compiled step as text -------------------------------------------------------------------------------
+# What each `activation_memory_budget` takes, beside the plan of eager code.
 
 
 _WIDE = 72

@@ -171,8 +171,7 @@ def _raises(body: Sequence[ast.stmt], raisers: frozenset[str]) -> bool:
     return False
 
 
-# No sequence ends before the last token: what `generate` is answered where it asks whether all have ended.
-#
+# --- no sequence ends before the last token: what `generate` is answered where it asks whether all have ended ---------
 # transformers' loops (transformers/generation/utils.py) end when every sequence has met a stopping criterion. Which
 # token was chosen is not known without weights. A generation that is not cut short takes the most memory; so the
 # criteria that look at tokens are answered "not yet", and those that count tokens are left as they are. Whisper,

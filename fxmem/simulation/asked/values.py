@@ -19,8 +19,7 @@ from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.asked.routing import BALANCED, Routing, Rule
 from fxmem.simulation.code.source_lines import checking_frame, is_stepping, optimizer_frame, program_place, user_frame
 
-# Upper bounds of results whose shapes depend on data: every element is picked, no two are equal.
-#
+# --- upper bounds of results whose shapes depend on data: every element is picked, no two are equal -------------------
 # A FakeTensor has no values to pick by. What a program allocates for such results is then at most what is computed
 # here.
 
@@ -121,8 +120,7 @@ _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
 }
 
 
-# What a model reads of its tensors in a real run.
-#
+# --- what a model reads of its tensors in a real run ------------------------------------------------------------------
 # Some models decide by their data: which experts run, how many boxes there are, when a loop ends. Their forward and
 # loss run once on the CPU, on a copy with real values (`fxmem.simulation.step.real_model`); what each operator
 # reads whose result hangs on values is kept. The fake run then finds these values where it comes to the same line.
@@ -182,6 +180,9 @@ def hangs_on_values(func: Any, args: tuple[Any, ...]) -> bool:
 def _place(func: Any) -> _Place:
     frame = user_frame(sys._getframe(1))
     return (func, "", 0) if frame is None else (func, frame.f_code.co_filename, frame.f_lineno)
+
+
+# --- `Values`: what a program is answered where it needs numbers that no kernel has computed --------------------------
 
 
 aten = torch.ops.aten

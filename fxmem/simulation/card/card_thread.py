@@ -122,7 +122,7 @@ class CardThread:
         yield torch_common.wrap(threading.Thread, "start", start)
 
 
-# The modules of a program on the card, by what the program calls them.
+# --- the modules of a program on the card, by what the program calls them ---------------------------------------------
 
 
 _PASSING_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "x", "obj", "_"})

@@ -160,7 +160,7 @@ def stepped_parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tenso
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-# Which functions, classes and modules have something as their own, by the objects that run and hold it.
+# --- which functions, classes and modules have something as their own, by the objects that run and hold it ------------
 
 
 Owner = type | types.CodeType | None

@@ -302,8 +302,7 @@ def last_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-# The modules that are loaded: those of the program's own, and who has a function under some name.
-#
+# --- the modules that are loaded: those of the program's own, and who has a function under some name ------------------
 # There are thousands, most of them of libraries, and to look into one is a walk through memory. What was seen in a
 # library's is kept.
 

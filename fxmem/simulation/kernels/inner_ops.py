@@ -146,8 +146,7 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             yield alloc(name, storage.nbytes())
 
 
-# Operators that run as others: their kernels call these, and allocate nothing else.
-#
+# --- operators that run as others: their kernels call these, and allocate nothing else --------------------------------
 # The recorder sees the inner operators one by one, as those of what the dispatcher itself takes apart. Where a kernel
 # hangs on values, these have to be known.
 

@@ -225,7 +225,8 @@ def replacement(function: Any) -> Callable[..., Any] | None:
         return None
 
 
-# Modules made of rows, in the place of other packages' extension modules (`fxmem.simulation.kernels.packages`).
+# --- modules made of rows, in the place of other packages' extension modules ------------------------------------------
+# The rows are in `fxmem.simulation.kernels.packages`.
 
 
 Note = Callable[[str, int | None, Any], None]

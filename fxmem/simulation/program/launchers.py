@@ -32,7 +32,7 @@ from fxmem.errors import UsageError, closest, one_line
 from fxmem.hardware.catalogue import PER_MACHINE
 from fxmem.simulation.processes.sandbox.network import command_words
 
-# A program on the command line, and what a notebook means there.
+# --- a program on the command line, and what a notebook means there ---------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +95,9 @@ def _blank(line: str) -> str:
     """A line, or `pass` in its place where it is IPython's."""
     indented = line.lstrip()
     return line if not indented.startswith(("%", "!")) else line[: len(line) - len(indented)] + "pass\n"
+
+
+# --- what a launcher on the command line starts -----------------------------------------------------------------------
 
 
 def find_started(program: Launch) -> Launch:
@@ -404,8 +407,7 @@ _MODULES: Final[dict[str, _Read]] = {
 }
 
 
-# Where a program starts another one in its place, which runs there instead: `axolotl train`, `swift sft`.
-#
+# --- where a program starts another one in its place, which runs there instead: `axolotl train`, `swift sft` ----------
 # `os.exec*` always does. A command that only starts Python, waits for it and ends, is known by its name.
 
 

@@ -321,7 +321,7 @@ class RecordedCode(Subject):
         )
 
 
-# Values that the user gives for what a program reads of the card: `--value train.py:41=0.5`.
+# --- values that the user gives for what a program reads of the card: `--value train.py:41=0.5` -----------------------
 
 
 _EXPECTED = "expected --value FILE:LINE=VALUE with a number, a list, true, false, FILE.npy or FILE.pt"

@@ -29,7 +29,7 @@ from fxmem.simulation.run.round_listener import RoundListener
 from fxmem.simulation.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.stand_ins.vllm import Engines
 
-# How a program is run.
+# --- how a program is run ---------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +75,9 @@ class RunSettings:
         if rounds[-1].may_show_more and not (self.steps or self.until):
             return False
         return is_steady or (self.most_steps is not None and len(rounds) >= self.most_steps)
+
+
+# --- what watches a program while it is recorded, each part of it whole -----------------------------------------------
 
 
 class Watch(NamedTuple):

@@ -273,9 +273,8 @@ def _give_alike(rank: int, note: Callable[[str], None]) -> tuple[Callable[..., N
     return all_gather_object, gather_object
 
 
-# The world of a rank: a process group of any size, of which this process is one rank, whose collectives answer at
-#
-# once.
+# --- the world of a rank ----------------------------------------------------------------------------------------------
+# A process group of any size, of which this process is one rank, whose collectives answer at once.
 
 
 Parallelize = Callable[[torch.nn.Module], Any]

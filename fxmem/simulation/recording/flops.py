@@ -138,7 +138,8 @@ def _count_elements(value: Any) -> int:
     return tensors[0].numel() if tensors else 0
 
 
-# Bytes that an op reads and writes: what its kernel moves between the card's memory and its multiprocessors.
+# --- bytes that an op reads and writes --------------------------------------------------------------------------------
+# What its kernel moves between the card's memory and its multiprocessors.
 
 
 def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:

@@ -27,8 +27,7 @@ from fxmem.simulation.run.growth import GrowthLog
 from fxmem.simulation.run.loader_watch import LoaderPass, count_batches
 from fxmem.simulation.run.owner_names import Cycles, OwnerNames
 
-# Calls of a model that are alike, while a whole evaluation runs: one runs, the others are made of it.
-#
+# --- calls of a model that are alike, while a whole evaluation runs: one runs, the others are made of it --------------
 # What a call asks of the card's allocator, in order, and what it returns follow from its arguments' layouts for as
 # long as it leaves nothing but its result, and under autocast the casts of weights that are kept to its end: then a
 # further call is one operator, which makes tensors like those and passes through the memory that the first took
@@ -246,6 +245,9 @@ def _sum_up(events: Events, results: list[int]) -> Events:
         most = max(most, now)
     rest = most - sum(results)
     return (alloc("temporaries", rest), *(output("result") for _ in results)) if rest else ()
+
+
+# --- what a program keeps of each batch while it evaluates, and what the whole evaluation takes -----------------------
 
 
 EVALUATED: Final = 5

@@ -32,8 +32,7 @@ from fxmem.simulation.recording.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.recording.residents import Holders, Places
 from fxmem.simulation.run.loops import Loop, LoopWatch, list_frames
 
-# Whether what grows goes on, or ends: by what holds it, and by what the program's code does with it.
-#
+# --- whether what grows goes on, or ends: by what holds it, and by what the program's code does with it ---------------
 # It goes on where the code makes it longer and nowhere bounds it, or where only autograd's graph, which no object of
 # Python's leads to, keeps it. It ends where a bound of its own says so, and at the latest with the loops in which it
 # is not made anew. All else is not known.
@@ -149,6 +148,9 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]], near: Co
 def _lines_that_keep(file: str, name: str) -> Iterator[int]:
     if name in "".join(linecache.getlines(file)):  # else it need not be parsed: a program may have hundreds
         yield from (line for kept, line in keeping_lines(read_tree(file)) if kept == name)
+
+
+# --- what a program keeps more of after each step ---------------------------------------------------------------------
 
 
 _OFTEN: Final = 3

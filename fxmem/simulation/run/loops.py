@@ -247,7 +247,8 @@ def _leaves(node: ast.If) -> bool:
     return any(isinstance(each, (ast.Break, ast.Return)) for each in node.body)
 
 
-# What a program does later than in the few steps that are recorded: every so many of them, or after its loop.
+# --- what a program does later than in the few steps that are recorded ------------------------------------------------
+# Every so many of them, or after its loop.
 
 
 _Scope = Mapping[str, Any]

@@ -74,7 +74,7 @@ class OwnerNames:
         return self._recording.nodes.find_kept(self._recording.engine.find_saved())
 
 
-# What is in reference cycles when a step is over: only Python's garbage collector frees it.
+# --- what is in reference cycles when a step is over: only Python's garbage collector frees it ------------------------
 
 
 class Cycles:

@@ -35,7 +35,8 @@ from fxmem.simulation.code.source_lines import is_own_code
 from fxmem.simulation.ranks import reducer
 from fxmem.simulation.ranks.mailbox import World, mail_patches
 
-# Processes that a program starts for its cards, of which one runs here: `torch.multiprocessing.spawn`, `Process`.
+# --- processes that a program starts for its cards, of which one runs here --------------------------------------------
+# `torch.multiprocessing.spawn`, `Process`.
 
 
 _OF_CARDS: Final = frozenset(("cuda", "init_process_group"))
@@ -173,6 +174,9 @@ class _Started:
     def pids(self) -> list[int]:
         """Of none."""
         return []
+
+
+# --- data loaders, what torch traces, and processes of a program that runs on a pretended card ------------------------
 
 
 _AS_WRITTEN: Final = b"a module as it was written, number "

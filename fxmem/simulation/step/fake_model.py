@@ -33,8 +33,7 @@ from fxmem.simulation.recording.assumptions import COMPILED
 from fxmem.simulation.recording.recording import deep_recursion
 from fxmem.simulation.step.function_copies import Rebinder, tensors_behind
 
-# Which modules can be analysed, which part of a wrapper is, and which are refused.
-#
+# --- which modules can be analysed, which part of a wrapper is, and which are refused ---------------------------------
 # Wrappers that change where or how fast a module runs, not what it keeps, are taken off: `torch.compile`,
 # `DataParallel`, `DistributedDataParallel`. What runs outside torch's Python (TorchScript, `torch.ao` quantised
 # modules), has no shapes yet (lazy modules), spreads one tensor over several devices (FSDP, DTensor) or has a number
@@ -145,6 +144,9 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
             f"Register its indices and values as tensors of their own and index with them, or analyse with "
             f"{name}.to_dense() for an upper bound."
         )
+
+
+# --- a stand-in for a model and its inputs, made of FakeTensors on the target's device --------------------------------
 
 
 def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.nn.Module:

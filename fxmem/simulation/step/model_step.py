@@ -341,8 +341,7 @@ def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> N
             group["foreach"] = foreach
 
 
-# One step of a model, run once on FakeTensors, becomes a `Profile`.
-#
+# --- one step of a model, run once on FakeTensors, becomes a `Profile` ------------------------------------------------
 # The program that runs is the plain training step of `fxmem.simulation.step.step`, a `ModelStep` inside a
 # `Recording`; `fxmem.simulation.recording.profile_builder` turns its log into records.
 

@@ -114,7 +114,7 @@ def _is_valueless(tensor: torch.Tensor) -> bool:
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
-# One forward and loss of a model for real, on the CPU, for what it reads of its tensors.
+# --- one forward and loss of a model for real, on the CPU, for what it reads of its tensors ---------------------------
 
 
 def read_really(model: torch.nn.Module, request: StepRequest) -> RealReads:

@@ -152,7 +152,7 @@ def _read_precision(precision: Any) -> Precision | None:
     return None if precision is None else PRECISIONS[name]
 
 
-# `AnalysedModel`: what a model takes, which can be analysed again with something changed.
+# --- `AnalysedModel`: what a model takes, which can be analysed again with something changed --------------------------
 
 
 RequestT = TypeVar("RequestT", bound=StepRequest)

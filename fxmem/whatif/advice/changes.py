@@ -40,7 +40,7 @@ from fxmem.whatif.advice.variant import (
     place_change,
 )
 
-# Advice that the step already follows, with the bytes it saves.
+# --- advice that the step already follows, with the bytes it saves ----------------------------------------------------
 
 
 def made_changes(analysis: Analysis) -> Iterator[Change]:
@@ -92,6 +92,9 @@ def _no_grad_worth(analysis: Analysis) -> str:
     span = next(span for span in profile.phases if span.phase is Phase.FORWARD)
     more = max(liveness.live_bytes(profile)[span.begin : span.end], default=0) - analysis.peak.requested_bytes
     return f"{done}; without them forward takes {exact_bytes(more)} more" if more > 0 else done
+
+
+# --- changes that save memory, to a step or a generation --------------------------------------------------------------
 
 
 _LONG = ("compile", "torchao-8bit")

@@ -38,7 +38,7 @@ from fxmem.whatif.advice.variant import (
 )
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 
-# Who needs the results of a forward.
+# --- who needs the results of a forward -------------------------------------------------------------------------------
 
 
 _SEVERAL_VIEWS = (
@@ -288,7 +288,7 @@ class _InPlace(TorchFunctionMode):
         return frame is not None and (frame.f_code.co_filename, frame.f_lineno, name) in self._places
 
 
-# Results that the program keeps after their last use, or after every step.
+# --- results that the program keeps after their last use, or after every step -----------------------------------------
 
 
 _MOST_GROWING: Final = 3

@@ -200,7 +200,7 @@ def _walk_back(analysis: Analysis, index: int) -> int:
     return index
 
 
-# Other kernels for the same mathematics: settings, attention, those that the compiler writes.
+# --- other kernels for the same mathematics: settings, attention, those that the compiler writes ----------------------
 
 
 _BACKENDS: tuple[tuple[Sdpa, str, str], ...] = (

@@ -154,7 +154,7 @@ def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
     return make
 
 
-# Other dtypes and layouts of the weights.
+# --- other dtypes and layouts of the weights --------------------------------------------------------------------------
 
 
 def dtype_changes(analysis: Analysis) -> Iterator[Change]:
@@ -239,7 +239,7 @@ def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-# Parts of a model that are not trained.
+# --- parts of a model that are not trained ----------------------------------------------------------------------------
 
 
 def frozen_changes(analysis: Analysis) -> Iterator[Change]:

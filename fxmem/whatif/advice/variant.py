@@ -26,7 +26,7 @@ from fxmem.simulation.step.generation import AnyAnalysis, analyze_request
 from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif import verified_plan
 
-# Upper bounds on what a change frees, by the record of the step as it is.
+# --- upper bounds on what a change frees, by the record of the step as it is ------------------------------------------
 
 
 class Bound(NamedTuple):
@@ -60,6 +60,9 @@ def bound_saving(
     left = step.replay(environ, profile.model_copy(update={"storages": tuple(storages)})).peak
     allocated = max(peak.counted_bytes - left.counted_bytes, 0)
     return Bound(allocated, max((peak.reserved_bytes or 0) - (left.reserved_bytes or 0), 0))
+
+
+# --- what a change to a step works on, and what comes of it: of a model's step here, of any step by `Bench` -----------
 
 
 _CODE_WIDTH = 58
@@ -311,7 +314,7 @@ def _name_function(request: StepRequest) -> str:
     return name if name.isidentifier() else ""
 
 
-# Lines of something's source as they are to be written.
+# --- lines of something's source as they are to be written ------------------------------------------------------------
 
 
 _TAKING: Final = frozenset("add append appendleft insert put setdefault".split())

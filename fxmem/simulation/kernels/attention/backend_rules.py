@@ -32,7 +32,7 @@ from fxmem.hardware.releases import read_version
 from fxmem.records.profile import Target
 from fxmem.simulation.kernels.kernel_settings import cudnn_version, is_deterministic
 
-# A call of `scaled_dot_product_attention` and its settings, as the choice of its kernel sees them.
+# --- a call of `scaled_dot_product_attention` and its settings, as the choice of its kernel sees them -----------------
 
 
 FLASH: Final = SDPBackend.FLASH_ATTENTION
@@ -170,6 +170,9 @@ def read_settings(target: Target, unset: Collection[tuple[SDPBackend, ...]]) -> 
         enabled=frozenset(backend for backend, is_enabled in enabled.items() if is_enabled),
         deterministic=is_deterministic(),
     )
+
+
+# --- which attention kernel the target card runs: torch's own checks, for a card that is not there --------------------
 
 
 def attention_backend(call: AttentionCall, settings: AttentionSettings) -> BackendChoice:

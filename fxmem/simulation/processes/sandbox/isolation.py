@@ -36,7 +36,8 @@ from fxmem.simulation.processes.sandbox.written_files import (
     name_from_here,
 )
 
-# Namespaces of Linux for this process, which has one thread: of mounts, of users where it needs them, of networks.
+# --- namespaces of Linux for this process, which has one thread -------------------------------------------------------
+# Of mounts, of users where it needs them, of networks.
 
 
 _NEWNS, _NEWUSER, _NEWNET = 0x00020000, 0x10000000, 0x40000000  # sched.h
@@ -108,6 +109,9 @@ def _unshare_users(flag: int) -> None:
     call("unshare", flag | _NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         Path("/proc/self", name).write_text(text, encoding="ascii")
+
+
+# --- how a program is kept apart from the user's files and from the network -------------------------------------------
 
 
 _NOBODY: Final = 65534

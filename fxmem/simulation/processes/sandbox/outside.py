@@ -137,7 +137,8 @@ def _answer(descriptor: int, words: list[Any]) -> None:
             socket.send_fds(reply, [json.dumps(answer).encode() + b"\n"], list(given))
 
 
-# What a program's processes receive by HTTP: lengths and digests, by which a file is known to be a download.
+# --- what a program's processes receive by HTTP -----------------------------------------------------------------------
+# Lengths and digests, by which a file is known to be a download.
 
 
 _RECORD: Final = struct.Struct("<Q32s")

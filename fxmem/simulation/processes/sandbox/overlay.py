@@ -267,7 +267,7 @@ def _unescape(word: str) -> str:
     return os.fsdecode(raw)
 
 
-# Folders in which a program's writes lie, outside its view: what it wrote, and what becomes of it.
+# --- folders in which a program's writes lie, outside its view: what it wrote, and what becomes of it -----------------
 
 
 _PLACES: Final = ("/var/tmp", "/tmp")

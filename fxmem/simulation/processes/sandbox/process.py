@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from fxmem.simulation.processes.sandbox.outside import Outside
     from fxmem.simulation.processes.sandbox.overlay import Layers
 
-# Descriptors that the program's process was given, as by a shell's `7<>file` (Linux).
+# --- descriptors that the program's process was given, as by a shell's `7<>file` (Linux) ------------------------------
 
 
 def find_descriptors(kept: Collection[int | None], *, writes: bool, sends: bool) -> dict[int, str]:
@@ -96,6 +96,9 @@ def part_descriptors(files: Mapping[int, str], find_place: Callable[[str], str])
             other = os.open(os.devnull, os.O_RDWR)
         os.dup2(other, number)
         os.close(other)
+
+
+# --- runs work in a process of its own, apart from the user's files ---------------------------------------------------
 
 
 _NO_VIEW: Final = "no view"

@@ -307,7 +307,8 @@ def _is_on_host(graph: torch.fx.GraphModule) -> bool:
     return {value.device.type for value in values if isinstance(value, torch.Tensor)} == {"cpu"}
 
 
-# `CompiledModel`: the model of a step is compiled in a first run that is not recorded, and recorded in the second.
+# --- `CompiledModel` --------------------------------------------------------------------------------------------------
+# The model of a step is compiled in a first run that is not recorded, and recorded in the second.
 
 
 class CompiledModel(CompiledCode):

@@ -206,7 +206,7 @@ class PartKernels(KernelTracer):
         return self._around.writer.find_node(tensor) or self._find_launch(tensor)
 
 
-# `fxmem.analyze(compile=...)` and the options of `--compile`, read.
+# --- `fxmem.analyze(compile=...)` and the options of `--compile`, read ------------------------------------------------
 
 
 _KEYS: Final = ("mode", "dynamic", "options", BUDGET_OPTION)
@@ -289,8 +289,7 @@ def parse_compile_options(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-# `answer_all_ways`: a compiled step with other answers to what inductor decides by timing on the card.
-#
+# --- `answer_all_ways`: a compiled step with other answers to what inductor decides by timing on the card -------------
 # All decisions of one question are answered alike; on the card, each is made by itself. So the peaks are those of the
 # ends, and that a mixture lies between them is taken for granted.
 

@@ -165,8 +165,7 @@ def _obeys_layout(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(leaf.shape, gradient.stride(), leaf.stride(), strict=True))
 
 
-# Calls of torch's functions in Python that hold their arguments no longer than the functions themselves do.
-#
+# --- calls of torch's functions in Python that hold their arguments no longer than the functions do -------------------
 # Where calls are observed, a function such as `gaussian_nll_loss` runs twice: once up to `handle_torch_function`, and
 # within that for good. The first run and whatever is between hold the arguments until the call returns. A real run
 # has one frame, which frees what it assigns to anew (`var = var.clone()`), if the caller gave it away.
@@ -229,8 +228,7 @@ def _make_call(count: int, names: tuple[str, ...]) -> Callable[[Any, list[Any]],
     return made
 
 
-# The tensors that autograd's nodes save for backward, and when they are freed.
-#
+# --- the tensors that autograd's nodes save for backward, and when they are freed -------------------------------------
 # A node's saved tensors are packed under its number and freed when the node has run, unless the graph is retained
 # (torch/csrc/autograd/saved_variable.h, `SavedVariable::reset_data`).
 

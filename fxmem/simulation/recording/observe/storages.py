@@ -13,7 +13,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.kernels.streams import Done
 
-# Storages with values, and the fake ones that stand for them.
+# --- storages with values, and the fake ones that stand for them ------------------------------------------------------
 
 
 Watch = TypeVar("Watch")
@@ -76,7 +76,7 @@ class RealStorages(Generic[Watch]):
         self._mappings.append((begin, begin + storage.nbytes(), weakref.ref(storage)))
 
 
-# Sizes that depend on data, at the largest they can be.
+# --- sizes that depend on data, at the largest they can be ------------------------------------------------------------
 
 
 class BoundedSizes:
@@ -110,7 +110,7 @@ class BoundedSizes:
         )
 
 
-# What operators outside of forward and backward read, and which storages were copied from which.
+# --- what operators outside of forward and backward read, and which storages were copied from which -------------------
 
 
 _ZEROING: Final = frozenset({"aten.zero_.default", "aten._foreach_zero_.default"})
@@ -173,7 +173,7 @@ class StorageReads:
             self.copied_from[made] = source
 
 
-# Blocks that wait for other streams before they are free.
+# --- blocks that wait for other streams before they are free ----------------------------------------------------------
 
 
 class StreamWaits:

@@ -27,7 +27,7 @@ from fxmem.simulation.step.given.batches import read_batch
 from fxmem.simulation.step.model_step import ModelStep
 from fxmem.simulation.step.request import StepRequest
 
-# `GenerationStep`: a model's `generate` as a step, whose recording leaves out most tokens.
+# --- `GenerationStep`: a model's `generate` as a step, whose recording leaves out most tokens -------------------------
 
 
 TRIED: Final[tuple[Mapping[int, int], ...]] = (LEAST_COMPARED, COMPARED, {})
@@ -141,6 +141,9 @@ def _count_chunks(model: nn.Module, request: StepRequest, options: Mapping[str, 
     if size is None or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         return 1
     return int(-(-ids.shape[1] // size))
+
+
+# --- `fxmem.generate`: a model and a prompt in, a `Generation` out ----------------------------------------------------
 
 
 MOST_STORAGES: Final = 30_000
@@ -309,7 +312,7 @@ def _build(extension: Extension, request: GenerationRequest, hindrance: str) -> 
     return named.model_copy(update={"assumptions": (*named.assumptions, *further)}), events, made
 
 
-# What a question may be about: a step of a model, or a generation.
+# --- what a question may be about: a step of a model, or a generation -------------------------------------------------
 
 
 AnyAnalysis = Analysis | Generation

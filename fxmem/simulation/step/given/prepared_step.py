@@ -25,7 +25,7 @@ from fxmem.simulation.step.given.batches import fit_forward, misnamed_input
 from fxmem.simulation.step.given.losses import read_loss
 from fxmem.simulation.step.request import StepRequest
 
-# Code that moves tensors to a card, run where there is none.
+# --- code that moves tensors to a card, run where there is none -------------------------------------------------------
 
 
 def ignore_moves() -> AbstractContextManager[None]:
@@ -61,7 +61,7 @@ def is_card(device: object) -> bool:
     return isinstance(device, torch.device) and device.type == "cuda"
 
 
-# An optimizer that exists, made again over the parameters of the step.
+# --- an optimizer that exists, made again over the parameters of the step ---------------------------------------------
 
 
 def copy_optimizer(given: Optimizer, model: nn.Module) -> tuple[Callable[[list[nn.Parameter]], Optimizer], str]:
@@ -92,7 +92,7 @@ def copy_optimizer(given: Optimizer, model: nn.Module) -> tuple[Callable[[list[n
     return make, f"the optimizer is one like the {name} that was given, {extent}"
 
 
-# Modules that know their own training step: Lightning's, and any with the same two methods.
+# --- modules that know their own training step: Lightning's, and any with the same two methods ------------------------
 
 
 _QUIET = ("log", "log_dict", "print")
@@ -183,6 +183,9 @@ def _find_optimizers(made: Any) -> Iterator[Optimizer]:
     elif isinstance(made, tuple | list):
         for each in made:
             yield from _find_optimizers(each)
+
+
+# --- a step as it was given, made one that can be run: the model, and the request that fits it ------------------------
 
 
 def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepRequest]:
