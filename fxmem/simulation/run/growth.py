@@ -170,6 +170,12 @@ class _Held(NamedTuple):
     made: frozenset[int] = frozenset()
     """Of these, those that it has not had after the round before."""
 
+    @property
+    def oldest(self) -> list[int]:
+        """Half of those that it had before: a variable may still have the last one."""
+        kept = sorted(self.storages - self.made or self.storages)
+        return kept[: (len(kept) + 1) // 2]
+
 
 class GrowthLog:
     """What each owner has after each round.
@@ -328,7 +334,7 @@ class GrowthLog:
         frames = list_frames(frame)
         self._cycles_stay = cycles_stay
         grown = self.find()
-        kept = [self._find_kept(self._held[each.holder]) for each in grown]
+        kept = [self._held[each.holder].oldest for each in grown]
         located = self._holders.locate(kept, places, saved) if kept else {}
         found = []
         for each, own in zip(grown, kept, strict=True):
@@ -359,11 +365,6 @@ class GrowthLog:
         is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
         is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded
         return grown.model_copy(update={**found, "holder": path, "kept_at": kept_at, "is_endless": is_endless})
-
-    @staticmethod
-    def _find_kept(held: _Held) -> list[int]:
-        kept = sorted(held.storages - held.made or held.storages)
-        return kept[: (len(kept) + 1) // 2]  # the oldest: a variable may still have the last one
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""

@@ -314,6 +314,34 @@ def test_what_a_generator_has_in_its_frame_is_named() -> None:
     assert not train(2).program.grown
 
 
+class Kept:
+    """Two lists."""
+
+    def __init__(self) -> None:
+        self.past: list[torch.Tensor] = []
+        self.seen: list[torch.Tensor] = []
+
+
+def test_two_lists_of_one_object_are_both_named() -> None:
+    """The way up from both leads through the same object."""
+
+    def batches() -> Iterator[torch.Tensor]:
+        kept = Kept()
+        while True:
+            kept.past.append(torch.randn(16, 16, device="cuda"))
+            kept.seen.append(torch.randn(32, 16, device="cuda"))
+            yield kept.past[-1]
+
+    def body(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x in batches():
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = {each.holder: each.nbytes for each in record(body, steps=6).program.grown}
+    assert found == {"batches.kept.past": KIB, "batches.kept.seen": 2 * KIB}
+
+
 class Plain:
     """One of very many."""
 
