@@ -12,7 +12,7 @@ other or apart, each box lies in its frame, and no box lies on a frame's heading
 every text with its own fonts: no text of a box or a heading may leave its rectangle or touch another text in it, and
 none of the head's may leave the page or touch another.
 
-Seconds are wall time of `fxmem.show.graph.dot`, the median of the rounds (of one, where that takes over five
+Seconds are wall time of `fxmem.show.graph.render`, the median of the rounds (of one, where that takes over five
 seconds): the choice of boxes, their places, and the writing.
 
 Writes `benchmarks/results/drawings-DATE.json` and `.md`.

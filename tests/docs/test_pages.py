@@ -38,6 +38,12 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 
 
 @every_page
+def test_a_module_is_described_once(page: Path) -> None:
+    named = re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted({*named})
+
+
+@every_page
 def test_every_link_between_files_leads_somewhere(page: Path) -> None:
     if page.is_relative_to(ROOT / "docs"):
         return  # `make docs` follows those, into the pages it makes as well

@@ -63,7 +63,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         options: what else to show.
 
     Raises:
-        FxmemError: the graph could not be drawn; see `fxmem.show.graph.dot`.
+        FxmemError: the graph could not be drawn; see `fxmem.show.graph.render`.
     """
     plan = options.plan
     drawing = DrawingOptions(max_boxes=options.max_boxes, plan=plan)
