@@ -68,11 +68,11 @@ def enter_overlay(layers: list[str], folders: Iterable[str] = (), *, sends: bool
     is_root = unshare_mounts()
     call("mount", None, b"/", None, ctypes.c_ulong(_REC | _PRIVATE), None)
     folder = os.getcwd()
+    interfaces = (*_INTERFACES, _SOCKETS) if sends else _INTERFACES
     new_root = os.path.join(layers[0], ROOT)
+    view = _View(new_root, layers, interfaces, is_root=is_root)
     os.mkdir(new_root)
     _mount(new_root, new_root, flags=_BIND)
-    interfaces = (*_INTERFACES, _SOCKETS) if sends else _INTERFACES
-    view = _View(new_root, layers, interfaces, is_root=is_root)
     for entry in os.scandir("/"):
         view.add(entry)
     os.chdir(new_root)
@@ -99,7 +99,7 @@ class _View:
     """The new root while it is put together.
 
     Args:
-        root: where it is.
+        root: where it will be; it is no mount yet, else what it lies in would be a folder with a mount of its own.
         layers: folders for what is written.
         interfaces: folders that stay as they are.
         is_root: whether this is the superuser, who needs no user namespace.
@@ -114,16 +114,22 @@ class _View:
         self._count = 0
 
     def add(self, entry: os.DirEntry[str]) -> None:
-        """Put a file, a link or a folder of the old root at its place."""
+        """Put a file, a link or a folder of the old root at its place, unless another process has removed it."""
         place = self._root + entry.path
-        if entry.is_symlink():
-            os.symlink(os.readlink(entry.path), place)
-        elif entry.is_dir(follow_symlinks=False):
-            os.mkdir(place)
-            self._copy_rights(entry.path, place)
-            self._add_folder(entry.path)
-        elif entry.is_file(follow_symlinks=False):
-            self._add_file(entry, place)
+        try:
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), place)
+            elif entry.is_dir(follow_symlinks=False):
+                os.mkdir(place)
+                self._copy_rights(entry.path, place)
+                self._add_folder(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                self._add_file(entry, place)
+        except FileNotFoundError:
+            if os.path.lexists(entry.path):
+                raise
+            with contextlib.suppress(OSError):
+                (os.rmdir if os.path.isdir(place) else os.unlink)(place)
 
     def _add_file(self, entry: os.DirEntry[str], place: str) -> None:
         """Copy a file whose folder is no overlay, or show it read-only."""

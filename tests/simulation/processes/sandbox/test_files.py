@@ -170,6 +170,65 @@ def test_an_ordinary_users_files_are_held(folder: Path) -> None:
     assert state(folder) == before
 
 
+BESIDE_OTHERS = """
+import os
+import tempfile
+import threading
+
+from fxmem.simulation.processes.sandbox.overlay import Layers, enter_overlay
+
+layers = Layers()
+go_on, is_over = os.pipe(), threading.Event()
+
+
+def come_and_go():
+    while not is_over.is_set():
+        for each in [tempfile.mkdtemp(dir=place) for place in ("/var/tmp", tempfile.gettempdir()) for _ in range(20)]:
+            os.rmdir(each)
+
+
+if (pid := os.fork()) == 0:
+    os.read(go_on[0], 1)
+    enter_overlay(layers.folders)
+    print(*(line.split(" ")[4] for line in open("/proc/self/mountinfo")), flush=True)
+    os._exit(0)
+thread = threading.Thread(target=come_and_go)
+thread.start()
+os.write(go_on[1], b".")
+code = os.waitpid(pid, 0)[1]
+is_over.set()
+thread.join()
+layers.close()
+assert code == 0
+"""
+
+
+@needs_view
+def test_a_view_is_had_beside_others_whose_folders_come_and_go() -> None:
+    """A folder with a mount in it is looked at file by file: of what is in `/var/tmp` nothing may be."""
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", BESIDE_OTHERS]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert not [each for each in ended.stdout.split() if each.startswith("/var/tmp/")]
+
+
+def test_what_another_process_removes_meanwhile_is_left_out_of_a_view(tmp_path: Path) -> None:
+    new_root = tmp_path / "root"
+    view = overlay._View(str(new_root), [], (), is_root=False)
+    for kind in ("folder", "file", "link"):
+        there = tmp_path / "old" / kind
+        there.parent.mkdir(exist_ok=True)
+        {"folder": there.mkdir, "file": there.touch, "link": lambda: there.symlink_to("file")}[kind]()  # noqa: B023
+    Path(f"{new_root}{tmp_path}/old").mkdir(parents=True)
+    entries = list(os.scandir(tmp_path / "old"))
+    for each in entries:
+        each.is_symlink()
+    shutil.rmtree(tmp_path / "old")
+    for each in entries:
+        view.add(each)
+    assert os.listdir(f"{new_root}{tmp_path}/old") == []
+
+
 ENDINGS = {
     "exception": (1, "the program's own"),
     "interrupt": (130, "interrupted"),
