@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import importlib
 import random
 import signal
@@ -136,16 +137,17 @@ class _Interrupts:
             self._is_open = False
 
     def _resend(self) -> None:
+        send: Callable[[], None] = _thread.interrupt_main
+        if sys.platform != "win32":
+            send = functools.partial(signal.pthread_kill, self._thread, signal.SIGINT)
         while True:
             time.sleep(_INTERVAL)
             with self._lock:
                 if not (self.waiting and self._is_open):
                     return
+                # No call between the question and the signal: after one, the other thread may handle an interrupt.
                 self._is_resent = True
-                if hasattr(signal, "pthread_kill"):
-                    signal.pthread_kill(self._thread, signal.SIGINT)
-                else:  # Windows
-                    _thread.interrupt_main()
+                send()
 
 
 def _must_not_raise(frame: FrameType | None) -> bool:
