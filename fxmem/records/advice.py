@@ -38,6 +38,12 @@ class Suggestion(Record):
     growth_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of a program that keeps more after each step: how many bytes a step with the change, where one of its owners
     then keeps no more; None where none does."""
+    patch: str = Field(default="", exclude_if=lambda value: not value)
+    """Of a program: the same as a change of the user's own files, which ran with it, for `git apply` in the folder in
+    which fxmem ran; empty where it is not known how, or is of other files."""
+    same_backward: bool | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Whether backward runs the same operators as before in the same order, for results of the same shapes and dtypes;
+    None of a plan, with which it runs further ones."""
     note: str = ""
     """What to know before doing it."""
 
@@ -67,6 +73,9 @@ class Advice(Viewed, Headed, Versioned):
     together: Suggestion | None = None
     """The cheapest set that keeps the budget: as little change to the numbers as possible, then as few extra FLOPs.
     None without a budget, where the step keeps it as it is, and where no set does."""
+    patched: Suggestion | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What changes with a `patch` do together, the numbers as they are if the budget allows; None where none was asked
+    for, or none helps."""
     refused: tuple[Refused, ...] = ()
     interrupted: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether the user interrupted it: there may be more than what was found by then."""

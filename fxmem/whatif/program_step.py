@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import linecache
 import os
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from fxmem.simulation.program import (
     launch_apart,
     record,
 )
+from fxmem.whatif.source_edits import SourceEdit, apply_edits
 
 # --- what is different when a program runs again ----------------------------------------------------------------------
 # Its source stays as it is.
@@ -55,8 +57,13 @@ class ProgramEdits:
     """Of optimizers for which the program chooses none."""
     releases_gradients: bool = False
     """Whether its optimizers step within backward."""
-    sources: tuple[tuple[str, str], ...] = ()
-    """By real path, the text that Python reads in the place of a file of the program's."""
+    source_edits: tuple[SourceEdit, ...] = ()
+    """Of files of the program's."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether edits of the source are all that there is."""
+        return self == ProgramEdits(source_edits=self.source_edits)
 
     def prepare(self, name: str, module: torch.nn.Module) -> None:
         """Change a model of the program before its first call, as `record` asks for it."""
@@ -74,7 +81,7 @@ class ProgramEdits:
         """What the program runs inside; torch is as before afterwards."""
         before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
         with contextlib.ExitStack() as stack:
-            if self.sources:
+            if self.source_edits:
                 stack.enter_context(torch_common.patch(io, "open_code", self._open_code))
                 stack.enter_context(torch_common.patch(SourceFileLoader, "get_code", self._get_code))
             if self.optimizer_form or self.releases_gradients:
@@ -101,7 +108,7 @@ class ProgramEdits:
         return init
 
     def _open_code(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        sources = dict(self.sources)
+        sources = apply_edits(self.source_edits)
 
         def open_code(path: str) -> Any:
             source = sources.get(os.path.realpath(path))
@@ -110,7 +117,7 @@ class ProgramEdits:
         return open_code
 
     def _get_code(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        sources = dict(self.sources)
+        sources = apply_edits(self.source_edits)
 
         def get_code(loader: SourceFileLoader, name: str) -> Any:
             path = loader.get_filename(name)
@@ -210,6 +217,8 @@ class ProgramCommand:
             reads_epoch=self.goes_on,
             explains=edits == AS_IT_IS,  # what is tried is held to it by its bytes
         )
+        if edits == AS_IT_IS:
+            linecache.checkcache()  # edits are of the lines that run now
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output")
             try:

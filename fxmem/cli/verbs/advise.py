@@ -16,9 +16,9 @@ from fxmem.cli.options import (
     or_program,
     text_output,
 )
-from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.output import check_file, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
-from fxmem.cli.progress import Progress
+from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import (
     analyze_subject,
     check_generation,
@@ -27,6 +27,7 @@ from fxmem.cli.step import (
     read_program,
     refuse_compile,
 )
+from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes, percent
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ EXAMPLES = (
     "fxmem advise hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128",
     "fxmem advise model.py:build --input 8x64 --budget 8GiB",
     "fxmem advise --target rtx4090 --run train.py --batch-size 16",
+    "fxmem advise --target rtx4090 --patch fix.diff --run train.py",
 )
 
 ARGUMENTS = (
@@ -53,6 +55,11 @@ ARGUMENTS = (
     flag("--no-plans", help="leave out checkpoint plans, which take the longest"),
     HOST_MEMORY,
     flag("--quick", help="try only changes of one line that often decide, and no checkpoints"),
+    argument(
+        "--patch",
+        metavar="FILE.diff",
+        help="write what changes of the program's own lines do together as a patch for `git apply`; it ran with it",
+    ),
     STEPS_OF_PROGRAM,
     *text_output("advice"),
     *PROGRAM,
@@ -68,6 +75,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     refuse_compile(options, "advice is about eager code")
     budget = read_budget(options)
     program = read_program(options)
+    if options.patch is not None:
+        if program is None:
+            raise UsageError("expected --patch with a program (--run train.py), whose own lines it is of")
+        check_file(options, "--patch", options.patch, (".diff", ".patch"))
     check_host_memory(options, of_model=program is None)
     with Progress(options.quiet) as progress:
         step = analyze_subject(options, program, progress, again=True)
@@ -82,7 +93,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             progress=progress,
             found=lambda each: progress.found(_describe(each, step.peak.counted_bytes)),
             interruptible=True,
+            patch=options.patch is not None,
         )
+    if options.patch is not None:
+        if advice.patched is None:
+            say(f"no {options.patch}: no change of the program's own lines that is known helps")
+        else:
+            write_file(options, options.patch, advice.patched.patch)
     text = write_json(options, advice.model_dump_json, lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None

@@ -67,7 +67,7 @@ def _from_advice(advice: Advice) -> Iterator[Change]:
         extra = f", {format_flops(each.extra_flops)} FLOPs more" if (each.extra_flops or 0) > 0 else ""
         worth = f"saves {format_bytes(each.saved_bytes)}, {percent(each.saved_bytes, whole)}{extra}; {effect}"
         rank = (each.growth_bytes is None, each.effect in ("training", "output"), -each.saved_bytes)
-        code = "\n".join(filter(None, [each.code, each.note and f"# {each.note}"]))
+        code = "\n".join(filter(None, [each.patch.rstrip() or each.code, each.note and f"# {each.note}"]))
         yield Change(each.title, worth, code, True, rank)
 
 

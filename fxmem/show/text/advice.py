@@ -60,6 +60,8 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
         yield Section(notes=[f"Nothing that was tried frees {'1 % of the peak' if little else 'memory'}.", *notes])
     if little:
         yield Section(facts=[Fact("Under 1 %", "; ".join(_describe_little(advice, each) for each in little))])
+    if advice.patched is not None:
+        yield Section(facts=list(_describe_patch(advice, advice.patched)))
     if together is not None:
         used = together.peak.counted_bytes
         worth = f"{exact_bytes(used)}, {format_bytes((budget or 0) - used)} to spare"
@@ -68,6 +70,22 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     elif over > 0:
         missing = "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)"
         yield Section(facts=[Fact("Together", missing, tone="bad")])
+
+
+def _describe_patch(advice: Advice, patched: Suggestion) -> Iterator[Fact]:
+    """What a patch is of, and what the program takes with it."""
+    lines = patched.patch.splitlines()
+    files = sum(each.startswith("+++ ") for each in lines)
+    added, removed = (sum(each.startswith(sign) for each in lines) - files for sign in "+-")
+    worth = f"the peak is {format_bytes(patched.peak.counted_bytes)} with it"
+    if patched.growth_bytes is not None:
+        worth += f", and grows by {patched.growth_bytes:,} bytes a step"
+    backward = "the same operators on the same shapes" if patched.same_backward else "other operators"
+    backward += ", beside what it recomputes" if patched.same_backward and (patched.extra_flops or 0) > 0 else ""
+    yield Fact("Patch", patched.title, tone="good")
+    yield Fact(
+        "", f"{files} {'file' if files == 1 else 'files'}, +{added} -{removed} lines: {worth}; backward runs {backward}"
+    )
 
 
 def _list_rows(advice: Advice) -> list[Suggestion]:

@@ -100,7 +100,8 @@ def _no_grad_worth(analysis: Analysis) -> str:
 _LONG = ("compile", "torchao-8bit")
 """Changes that take many times as long as an analysis: inductor writes the kernels of a whole step, and torchao's
 optimizer takes each parameter apart."""
-_EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""The allocator's setting, by the variable of the environment that has it."""
 
 
 def find_changes(analysis: Analysis) -> Iterator[Change]:
@@ -129,7 +130,7 @@ def expandable_segments() -> AnyChange[Any, Any]:
         "allocator that can extend its segments",
         "none",
         "import os\nos.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'",
-        lambda way, _: dataclasses.replace(way, environ={**way.environ, **_EXPANDABLE}),
+        lambda way, _: dataclasses.replace(way, environ={**way.environ, **EXPANDABLE}),
         note="before anything is put on the card; frees what is reserved and not used; the allocated peak stays",
     )
 

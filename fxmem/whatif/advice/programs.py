@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
+from fxmem.records.parts import Growth
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Kind, Phase, Report
-from fxmem.whatif.advice.changes import expandable_segments
-from fxmem.whatif.advice.in_place import growth_changes, release_changes, sort_activations
+from fxmem.records.profile import Kind, Phase, Profile, Report
+from fxmem.simulation.code.source_lines import is_own_file
+from fxmem.whatif.advice import statements
+from fxmem.whatif.advice.changes import EXPANDABLE, expandable_segments
+from fxmem.whatif.advice.in_place import free_by_record, release_changes, sort_activations
 from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
+from fxmem.whatif.advice.statements import Edits
 from fxmem.whatif.advice.variant import (
     AnyChange,
     Bench,
@@ -24,7 +29,10 @@ from fxmem.whatif.advice.variant import (
     list_refused,
 )
 from fxmem.whatif.program_step import ProgramCommand, ProgramEdits, ProgramStep
+from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines, write_patch
 
+_MOST_GROWING: Final = 3
+"""Owners that grow whose lines are rewritten."""
 _PLAIN: Final = dict.fromkeys(("ReLU", "ReLU6", "Hardtanh"), "")
 """Activations without a slope, whose results are the same to the bit in place."""
 _HALF = ("bfloat16", "float16")
@@ -38,9 +46,34 @@ class ProgramWay(RunWay):
     """As it is."""
     edits: ProgramEdits
 
+    unseen_edits: Edits | None = ()
+    """What writes the way's environment, which an analysis need not run; None: it is written nowhere."""
+
     def edit(self, **changes: Any) -> ProgramWay:
         """Return the way with other edits."""
         return dataclasses.replace(self, edits=dataclasses.replace(self.edits, **changes))
+
+    def rewrite(self, edits: Edits) -> ProgramWay:
+        """Return the way with edits of the program's source. Raises NotApplicableError where they are of lines that
+        are edited already."""
+        found = tuple(dict.fromkeys((*self.edits.source_edits, *edits)))
+        try:
+            apply_edits(found)
+        except ValueError as error:
+            raise NotApplicableError("its line is changed already") from error
+        return self.edit(source_edits=found)
+
+    def write_patch(self) -> str:
+        """See `RunWay.write_patch`: of files below the working folder."""
+        if self.unseen_edits is None or self.released or not self.edits.is_written:
+            return ""
+        edits = (*self.edits.source_edits, *self.unseen_edits)
+        if not all(is_own_file(each.path) for each in edits):
+            return ""
+        try:
+            return write_patch(edits, os.getcwd())
+        except ValueError:
+            return ""
 
     def is_like(self, other: ProgramWay) -> bool:
         """Whether both have the same edits."""
@@ -64,23 +97,64 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         """Every change that can be tried."""
         profile = self.step.profile
         bound = functools.partial(bound_saving, self.step, self.start.environ)
-        yield _in_place_change(self.step, bound)
+        yield _in_place_change(self.step, self._files, bound)
         if profile.step.mode == "train":
             kind = profile.target.device
             code = f'with torch.autocast("{kind}", dtype=torch.bfloat16):\n    loss = loss_fn(model(x))'
-            yield AnyChange("bf16-autocast", "bfloat16 autocast", "rounding", code, _autocast)
+            yield AnyChange("bf16-autocast", "bfloat16 autocast", "rounding", code, self._autocast)
+            names = dict.fromkeys(profile.step.program.optimizers if profile.step.program else ())
             for form, title, argument in FORMS:
-                names = " and ".join(profile.step.program.optimizers if profile.step.program else ())
-                code = f"# give {names or 'the optimizer'} this argument\n{argument}"
+                code = f"# give {' and '.join(names) or 'the optimizer'} this argument\n{argument}"
                 key, most = f"{form}-optimizer", bound(of=Phase.OPTIMIZER)
-                yield AnyChange(key, title, "none", code, _use_form(form), excludes="optimizer", most=most)
+                edits = statements.add_argument(self._files, names, argument, ("fused", "foreach"))
+                make = _write(edits, {"optimizer_form": form})
+                yield AnyChange(key, title, "none", code, make, excludes="optimizer", most=most)
             gradients = [index for index, each in enumerate(profile.storages) if each.kind is Kind.GRADIENT]
             most = bound({*gradients}, of=Phase.OPTIMIZER)
-            yield AnyChange(*RELEASE, _release_gradients, note=RELEASE_NOTE, most=most)
+            edits = statements.add_after(self._files, names, "import fxmem\nfxmem.release_gradients({})")
+            yield AnyChange(*RELEASE, _write(edits, {"releases_gradients": True}), note=RELEASE_NOTE, most=most)
         yield from growth_changes(self.step)
-        yield from release_changes(self.step)
+        yield from release_changes(self.step, self._release)
         if profile.target.device == "cuda":
-            yield expandable_segments()
+            change = expandable_segments()
+            yield dataclasses.replace(change, make=functools.partial(self._extend_segments, change.make))
+
+    @functools.cached_property
+    def _files(self) -> list[str]:
+        """The program's own files; none of a function, whose source stays as it is."""
+        program = self.step.program
+        if not isinstance(program, ProgramCommand):
+            return []
+        profile = self.step.profile
+        sources = [each.source for each in profile.nodes] + [each.source for each in profile.calls]
+        files = [program.launch.program, *(each.file for each in sources if each is not None)]
+        paths = dict.fromkeys(map(os.path.realpath, files))
+        return [each for each in paths if is_own_file(each) and each.endswith(".py")]
+
+    def _autocast(self, way: ProgramWay, step: ProgramStep) -> ProgramWay:
+        profile = step.profile
+        if any(output.dtype in _HALF for node in profile.nodes for output in node.outputs):
+            raise NotApplicableError("the program computes in half precision already")
+        context = f'torch.autocast("{profile.target.device}", dtype=torch.bfloat16)'
+        span = _find_forward(profile) if self._files else None
+        edits = () if span is None else statements.run_within(*span, context)
+        return _write(edits, {"autocast": True})(way, step)
+
+    def _release(self, names: frozenset[str], node: int, holder: str) -> Callable[[Any, Any], Any]:
+        """See `release_changes`: what holds the results is bound where the node's line is, or one that leads to it."""
+        profile = self.step.profile
+        calls = (each for each in reversed(profile.calls) if each.first_node <= node < each.last_node)
+        for source in (profile.nodes[node].source, *(each.source for each in calls)):
+            if self._files and source is not None:
+                edits = statements.delete_name(source.file, source.line, holder)
+                if edits:
+                    return _write(edits)
+        return free_by_record(names)
+
+    def _extend_segments(self, make: Callable[[Any, Any], Any], way: ProgramWay, step: ProgramStep) -> ProgramWay:
+        edits = statements.set_variable(self._files[0], *next(iter(EXPANDABLE.items()))) if self._files else ()
+        made: ProgramWay = make(way, step)
+        return dataclasses.replace(made, unseen_edits=edits or None)
 
     def takes_long(self, change: ProgramChange) -> bool:
         """See `Bench.takes_long`: a script runs again. A function may have to be run where it is."""
@@ -92,6 +166,12 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         step.profile = report
         return step
 
+    def write_plan(self, plan: Plan, key: str) -> ProgramChange | None:
+        """See `Bench.write_plan`."""
+        edits = _write_edits(plan) if self._files else ()
+        title = f"activation checkpoints: {plan.extent}"
+        return AnyChange(key, title, "none", "", _write(edits)) if edits else None
+
     def plan_code(self, plan: Plan) -> tuple[str, str]:
         """What to write for a plan, and what to know before."""
         budget = plan.after.counted_bytes if plan.budget_bytes is None else plan.budget_bytes
@@ -102,33 +182,112 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         return f"import fxmem\n{made}\nmodel = fxmem.checkpoint(model, plan)", "before the model is called"
 
 
-def _in_place_change(step: ProgramStep, bound: Callable[[set[int]], Bound]) -> ProgramChange:
-    allowed, refused = sort_activations(step.profile, lambda node: _PLAIN.get(node.module_type))
+_IMPORTS: Final = {
+    "functools.": "import functools",
+    "checkpoint": "from torch.utils.checkpoint import checkpoint",
+    "fxmem.": "import fxmem",
+}
+"""What lines of a plan need, by a word in them."""
+
+
+def _write_edits(plan: Plan) -> Edits:
+    """The edits of a plan's regions; none where one has no edit, or one of an installed package."""
+    found = [region.edit for region in plan.all_regions()]
+    edits: list[SourceEdit] = []
+    for edit in dict.fromkeys(found):
+        written: Edits = ()
+        if edit is not None and is_own_file(edit.source.file):
+            file = edit.source.file
+            written = statements.replace_statement(file, edit.source.line, edit.source.code, edit.after)
+            needed = [line for word, line in _IMPORTS.items() if word in edit.after]
+            edits += [each for line in needed for each in statements.add_import(file, line)]
+        if not written:
+            return ()
+        edits += written
+    return tuple(dict.fromkeys(edits))
+
+
+def _write(edits: Edits, otherwise: dict[str, Any] | None = None) -> Callable[[ProgramWay, Any], ProgramWay]:
+    """Edit the source where it is known how, else the objects that it makes."""
+    return lambda way, _: way.rewrite(edits) if edits else way.edit(**(otherwise or {}))
+
+
+def _in_place_change(step: ProgramStep, files: Iterable[str], bound: Callable[[set[int]], Bound]) -> ProgramChange:
+    profile = step.profile
+    allowed, refused = sort_activations(profile, lambda node: _PLAIN.get(node.module_type))
+    kinds = {node.module_type for node in profile.nodes if node.module in allowed}
+    edits = () if refused else statements.add_argument(files, kinds, "inplace=True")
 
     def make(way: ProgramWay, _: ProgramStep) -> ProgramWay:
         if not allowed:
             raise NotApplicableError(
                 list_refused(refused) or "the program has no activation modules that could run in place and do not"
             )
-        return way.edit(in_place=tuple(allowed))
+        return _write(edits, {"in_place": tuple(allowed)})(way, step)
 
     inner = [path.partition(".")[2] for path in allowed]
     code = code_for_modules(inner, "module.inplace = True")
     note = f"not {list_refused(refused)}" if refused else ""
-    made = (output.storage for node in step.profile.nodes if node.module in allowed for output in node.outputs)
+    made = (output.storage for node in profile.nodes if node.module in allowed for output in node.outputs)
     most = bound({each for each in made if each is not None}) if allowed else None
     return AnyChange("inplace", "activations in place", "none", code, make, note=note, most=most)
 
 
-def _autocast(way: ProgramWay, step: ProgramStep) -> ProgramWay:
-    if any(output.dtype in _HALF for node in step.profile.nodes for output in node.outputs):
-        raise NotApplicableError("the program computes in half precision already")
-    return way.edit(autocast=True)
+def _find_forward(profile: Profile) -> tuple[str, int, int] | None:
+    """The file, and the lines from the call of a model to where its loss is made; None where they are not the
+    program's own."""
+    call = next((each.source for each in profile.calls if "." not in each.module and each.source is not None), None)
+    if call is None or not is_own_file(call.file):
+        return None
+    there = [each.source for each in profile.nodes if each.source is not None and each.source.file == call.file]
+    lines = [each.line for each in there if each.function == call.function and each.line >= call.line]
+    return call.file, call.line, max(lines, default=call.line)
 
 
-def _release_gradients(way: ProgramWay, _: ProgramStep) -> ProgramWay:
-    return way.edit(releases_gradients=True)
+# --- what grows -------------------------------------------------------------------------------------------------------
 
 
-def _use_form(form: Literal["fused", "forloop"]) -> Callable[[ProgramWay, ProgramStep], ProgramWay]:
-    return lambda way, _: way.edit(optimizer_form=form)
+def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
+    """Yield a change for each line by which a program keeps more after each step, the most first, and one for all of
+    them: two may keep the same."""
+    grown = () if step.profile.step.program is None else step.profile.step.program.grown
+    lines = [_KeepingLine.find(each) for each in grown if each.kept_at][:_MOST_GROWING]
+    for each in [*([lines] if len(lines) > 1 else []), *([line] for line in lines)]:
+        owners = " and ".join(line.owner for line in each)
+        code = "\n".join(line.code for line in each)
+        note = "at " + " and ".join(line.place for line in each)
+        title = f"keep nothing of the card in {owners}"
+        yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, _rewrite(each), note)
+
+
+class _KeepingLine(NamedTuple):
+    """A line by which an owner keeps more."""
+
+    owner: str
+    place: str
+    edits: Edits
+
+    @classmethod
+    def find(cls, grown: Growth) -> _KeepingLine:
+        owner = grown.holder.rpartition(" ")[2].rpartition(".")[2]
+        file, _, line = grown.kept_at.rpartition(":")
+        return cls(owner, grown.kept_at, statements.let_go(file, int(line), owner))
+
+    @property
+    def code(self) -> str:
+        """As it is to be written; empty where no way is known."""
+        if not self.edits:
+            return ""
+        first, last = int(self.place.rpartition(":")[2]), max(each.line for each in self.edits)
+        return textwrap.dedent(edited_lines(self.edits, first, last)).strip()
+
+
+def _rewrite(lines: Sequence[_KeepingLine]) -> Callable[[Any, Any], Any]:
+    def make(way: ProgramWay, step: ProgramStep) -> ProgramWay:
+        if not all(each.edits for each in lines):
+            raise NotApplicableError("no simple way of writing its line is known: keep numbers, or .detach().cpu()")
+        if not isinstance(step.program, ProgramCommand):
+            raise NotApplicableError("a function's source stays as it is: try it on a script (fxmem advise --run)")
+        return way.rewrite(tuple(edit for each in lines for edit in each.edits))
+
+    return make

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, Self
 
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
@@ -11,7 +13,7 @@ from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan
-from fxmem.records.profile import Profile, Report
+from fxmem.records.profile import Kind, Phase, Profile, Report
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.processes.executor import SideAnswer, SideJobs
 from fxmem.simulation.step.analysis import Analysis
@@ -113,8 +115,11 @@ def try_changes(
     progress: Callable[[str], None],
     found: Callable[[Suggestion], None] = lambda _: None,
     interruptible: bool = False,
+    patch: bool = False,
 ) -> Advice:
     """`advise` for a step on its bench; `found` is called with each suggestion as soon as there is one.
+
+    With `patch`, the changes that have one are tried together as well.
 
     An interrupt ends it, and where it is `interruptible`, the advice is what has been found by then.
     """
@@ -122,7 +127,7 @@ def try_changes(
     limit = None if budget is None else parse_budget(budget).resolve(step.peak.counted_bytes)
     advisor = _Advisor(bench, limit, progress, found, quick=quick)
     plans = plans and not quick
-    together, is_interrupted = None, False
+    together, patched, is_interrupted = None, None, False
     try:
         with advisor:
             advisor.try_singly()
@@ -130,6 +135,7 @@ def try_changes(
                 advisor.propose_plans()
             advisor.await_others()
         together = advisor.together(plans) if limit is not None else None
+        patched = advisor.patched() if patch else None
     except KeyboardInterrupt:
         if not interruptible:
             raise
@@ -144,6 +150,7 @@ def try_changes(
         budget_bytes=None if limit is None else limit.nbytes,
         suggestions=tuple(sorted(advisor.suggestions, key=_rank)),
         together=together,
+        patched=patched,
         refused=advisor.refused,
         interrupted=is_interrupted,
         assumptions=profile.assumptions,
@@ -182,6 +189,8 @@ class _Advisor:
         """What each change is worth that is worth something."""
         self._refused: dict[str, Refused] = {}
         self._plans: list[Suggestion] = []
+        self._written_plans: list[_Change] = []
+        """Those that are edits of the user's own lines."""
         self.variants: dict[tuple[str, ...], Any] = {(): bench.start}
         self.outcomes: dict[tuple[str, ...], _Outcome | FxmemError] = {(): Outcome(bench.start, step, step)}
         jobs = {key: job for key, change in self._changes.items() if (job := self._find_job(change)) is not None}
@@ -299,11 +308,11 @@ class _Advisor:
         except (ExceededError, AnalysisError):
             return
         points = [plan, *(_move_along(plan, point) for point in plan.curve[-1:])]
-        found = [
-            self._suggest_plan(point, key)
-            for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False)
-            if point.regions
+        named = [
+            (each, key) for each, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False) if each.regions
         ]
+        found = [self._suggest_plan(point, key) for point, key in named]
+        self._written_plans = [each for point, key in named if (each := self.bench.write_plan(point, key)) is not None]
         found = found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found
         for suggestion in (*found, *self._norms()):
             self._plans.append(suggestion)
@@ -354,6 +363,30 @@ class _Advisor:
                 return found
         return None
 
+    def patched(self) -> Suggestion | None:
+        """The changes of the user's own lines that help together: those that leave the numbers as they are, and where a
+        budget needs them, others. Of what lowers the reserved bytes alone there is need where memory is short."""
+        is_short = self.limit is not None or self.step.peak.fits is False
+        useful = [
+            each
+            for each in sorted(self._useful.values(), key=_rank)
+            if each.patch and (is_short or each.growth_bytes is not None or self._is_large(each.saved_bytes))
+        ]
+        plans: list[list[_Change]] = [[], *([each] for each in self._written_plans if is_short)]
+        chosen: Sequence[_Change] = ()
+        reached: _Outcome | None = None
+        for effect, plan in itertools.product(_EFFECTS if is_short else _EFFECTS[:1], plans):
+            allowed = [each.key for each in useful if _EFFECTS.index(each.effect) <= _EFFECTS.index(effect)]
+            chosen, reached = self._add_helpful([*(self._changes[key] for key in allowed), *plan])
+            if reached is not None and self._keeps(reached):
+                chosen, reached = self._drop_idle(chosen, reached)
+                break
+        return None if reached is None else self._suggestion(chosen, reached)
+
+    def _is_large(self, saved: int) -> bool:
+        whole: int = self.step.peak.counted_bytes
+        return saved * _TRIED >= whole
+
     def candidates(self) -> list[tuple[_Change, Suggestion]]:
         """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not
         another way to do this one. Nor is compiling, which takes its time anew for each set."""
@@ -371,8 +404,8 @@ class _Advisor:
             if change.excludes and any(other.excludes == change.excludes for other in chosen):
                 continue
             tried = self._try_changes([*chosen, change])
-            before = self.step.peak if reached is None else reached.peak
-            if tried is not None and tried.peak.counted_bytes < before.counted_bytes:
+            before = Outcome(self.bench.start, self.step, self.step) if reached is None else reached
+            if tried is not None and _worth(tried) < _worth(before):
                 chosen, reached = [*chosen, change], tried
                 if self._keeps(reached):
                     break
@@ -438,7 +471,10 @@ class _Advisor:
         return self.variants[keys]
 
     def _keeps(self, reached: _Outcome) -> bool:
-        return self.limit is not None and reached.replayed.keeps(self.limit)
+        """Whether it is within the budget; without one, whether it fits a card that the step as it is does not."""
+        if self.limit is not None:
+            return reached.replayed.keeps(self.limit)
+        return self.step.peak.fits is False and reached.peak.fits is True
 
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.step.profile)
@@ -455,6 +491,8 @@ class _Advisor:
             extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
             step_seconds=None if repeats > 1 else step_seconds(reached.profile),
             growth_bytes=growth,
+            patch=reached.variant.write_patch(),
+            same_backward=_has_same_backward(self.step.profile, reached.profile),
             note="; ".join((*(change.note for change in changes if change.note), *less)),
         )
 
@@ -463,6 +501,35 @@ def _rank(suggestion: Suggestion) -> tuple[bool, int, int, int]:
     """What grows less comes first, then what frees most."""
     growth = suggestion.growth_bytes
     return growth is None, growth or 0, -suggestion.saved_bytes, suggestion.extra_flops or 0
+
+
+def _worth(reached: _Outcome) -> tuple[int, int, int]:
+    """Less for a better way of running the step: what it grows by, its peak, what is reserved."""
+    run, peak = reached.profile.step.program, reached.peak
+    growth = 0 if run is None else sum(each.nbytes for each in run.grown)
+    return growth, peak.counted_bytes, peak.reserved_bytes or 0
+
+
+def _has_same_backward(before: Profile, after: Profile) -> bool | None:
+    """See `Suggestion.same_backward`. What an optimizer runs may have moved into backward."""
+    if before.step.mode != "train":
+        return None
+    others = {op.name for each in (before, after) for op in each.ops if op.phase is Phase.OPTIMIZER}
+    was, is_now = (_list_backward(each, others) for each in (before, after))
+    rest = iter(is_now)
+    further = Counter(name for name, _ in is_now) - Counter(name for name, _ in was)
+    again = {op.name for op in before.ops if op.phase is Phase.FORWARD}
+    return all(each in rest for each in was) and further.keys() <= again
+
+
+def _list_backward(profile: Profile, others: Container[str]) -> list[tuple[str, object]]:
+    """The operators of backward in their order, without the others, with shape and dtype of what each makes."""
+    made: dict[int, list[tuple[object, str]]] = {}
+    for each in profile.storages:
+        if each.op is not None and each.kind is not Kind.WORKSPACE:
+            made.setdefault(each.op, []).append((each.shape, each.dtype))
+    ops = ((index, op) for index, op in enumerate(profile.ops) if op.phase is Phase.BACKWARD)
+    return [(op.name, made.get(index, [])) for index, op in ops if op.name not in others]
 
 
 def _find_less_growth(before: Profile, after: Profile) -> int | None:

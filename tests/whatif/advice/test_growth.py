@@ -9,9 +9,10 @@ import pytest
 
 from fxmem.hardware import catalogue
 from fxmem.simulation.program import Launch
+from fxmem.whatif.advice.statements import let_go
 from fxmem.whatif.advice.suggestions import _Advisor, make_bench
-from fxmem.whatif.advice.variant import let_go
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
+from fxmem.whatif.source_edits import edited_lines
 
 PROGRAM = """
 import torch
@@ -60,7 +61,8 @@ class Meter:
 def test_a_line_keeps_it_on_the_host(tmp_path: Path, line: str, owner: str, written: str) -> None:
     path = tmp_path / "train.py"
     path.write_text(f"if True:\n{line}\n" if line.startswith(" ") else f"x = 0\n{line}\n", encoding="utf-8")
-    assert let_go(str(path), 2, owner) == (f"{written}\n" if written else "")
+    edits = let_go(str(path), 2, owner)
+    assert (edited_lines(edits, 2, 2) if edits else "") == (f"{written}\n" if written else "")
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice.changes import find_changes
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_way, calls_in_place
+from fxmem.whatif.advice.statements import calls_in_place
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_way
 
 HEAD = """
 import torch

@@ -1,0 +1,335 @@
+"""Statements of the user's own source, as a change writes them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from fxmem.simulation.code.source_lines import last_name
+from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines, read_lines
+
+Edits = tuple[SourceEdit, ...]
+"""Of one file or several; empty where no simple way is known."""
+_TAKING: Final = frozenset("add append appendleft insert put setdefault".split())
+"""Methods whose last argument is kept."""
+_ON_THE_HOST: Final = ".detach().cpu()"
+_WITHOUT_GRAPH: Final = ".detach()"
+_INDENT: Final = "    "
+
+
+# --- what keeps something of the card ---------------------------------------------------------------------------------
+
+
+def let_go(file: str, line: int, owner: str) -> Edits:
+    """Let the statement of a line that keeps something of the card keep it on the host, and a sum without its graph.
+
+    `preds.append(out)` becomes `preds.append(out.detach().cpu())`, `total += loss` becomes `total += loss.detach()`.
+
+    Args:
+        owner: the last name of what keeps it (`preds` of `self.preds`).
+    """
+    path, statements = os.path.realpath(file), _innermost(_parse(file), line)
+    if not statements or statements[0].lineno != line:
+        return ()
+    found: list[SourceEdit] = []
+    for part, ending in (kept for each in statements for node in ast.walk(each) for kept in _find_kept(node, owner)):
+        is_whole = isinstance(part, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        begin, end = (part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0)
+        found += [] if is_whole else [SourceEdit(path, begin[0], begin[1], begin[1], "(")]
+        found.append(SourceEdit(path, end[0], end[1], end[1], ending if is_whole else f"){ending}"))
+    return _checked(found)
+
+
+def _find_kept(node: ast.AST, owner: str) -> Iterator[tuple[ast.expr, str]]:
+    """What a statement gives to an owner, and what is to be written behind it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TAKING:
+        if node.args and any(last_name(each) == owner for each in ast.walk(node.func.value)):
+            yield from _parts(node.args[-1], _ON_THE_HOST)
+    elif isinstance(node, ast.AugAssign) and last_name(node.target) == owner:
+        is_list = isinstance(node.value, (ast.List, ast.Tuple))
+        yield from _parts(node.value, _ON_THE_HOST if is_list else _WITHOUT_GRAPH)
+    elif isinstance(node, ast.Assign) and any(last_name(each) == owner for each in node.targets):
+        is_item = any(isinstance(each, ast.Subscript) for each in node.targets)
+        if is_item or isinstance(node.value, ast.BinOp):
+            yield from _parts(node.value, _ON_THE_HOST if is_item else _WITHOUT_GRAPH)
+
+
+def _parts(value: ast.expr, ending: str) -> Iterator[tuple[ast.expr, str]]:
+    """The expressions in which tensors are kept, with what is missing at their end."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        for each in value.elts:
+            yield from _parts(each, ending)
+    elif isinstance(value, ast.Dict):
+        for each in value.values:
+            yield from _parts(each, ending)
+    elif not isinstance(value, ast.Constant):
+        is_detached = isinstance(value, ast.Call) and last_name(value.func) == "detach"
+        ending = ending.removeprefix(_WITHOUT_GRAPH) if is_detached else ending
+        if ending:
+            yield value, ending
+
+
+def delete_name(file: str, line: int, name: str) -> Edits:
+    """Delete a name that a line's assignment binds, after the last statement that reads it.
+
+    None where it is read elsewhere: before the assignment, so that a loop's next round needs it, or after the block.
+    """
+    tree = _parse(file)
+    scope: ast.AST = tree
+    blocks: list[Sequence[ast.stmt]] = []
+    for node in ast.walk(tree):
+        inside = isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+        if inside and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            scope = node
+        if inside or node is tree:
+            blocks += [each for _, each in ast.iter_fields(node) if isinstance(each, list) and _holds(each, line)]
+    if not blocks:
+        return ()
+    block = blocks[-1]
+    first = next(number for number, each in enumerate(block) if each.lineno <= line <= (each.end_lineno or 0))
+    bound = block[first]
+    if not (isinstance(bound, ast.Assign) and [last_name(each) for each in bound.targets] == [name]):
+        return ()
+    reads = [number for number in range(first + 1, len(block)) for _ in _loads(block[number], name)]
+    if not reads or len(reads) != len([*_loads(scope, name)]) or _ends(block[max(reads)]):
+        return ()
+    after = block[max(reads)]
+    indentation = _indentation(file, after)
+    return _checked([_insert(file, (after.end_lineno or 0) + 1, f"{indentation}del {name}\n")])
+
+
+def _holds(block: list[Any], line: int) -> bool:
+    return any(isinstance(each, ast.stmt) and each.lineno <= line <= (each.end_lineno or 0) for each in block)
+
+
+def _loads(tree: ast.AST, name: str) -> Iterator[ast.Name]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Store):
+            yield node
+
+
+def _ends(statement: ast.stmt) -> bool:
+    """Whether nothing comes after it in its block."""
+    return isinstance(statement, (ast.Return, ast.Raise, ast.Break, ast.Continue))
+
+
+# --- arguments, and lines that are added ------------------------------------------------------------------------------
+
+
+def add_argument(files: Iterable[str], names: Collection[str], argument: str, others: Collection[str] = ()) -> Edits:
+    """Give every call of these names an argument, `fused=True`.
+
+    None where a call may have it already, or one of the `others`.
+    """
+    word = argument.partition("=")[0]
+    calls = [(file, call) for file in files for call in _find_calls(file, names)]
+    given = {each.arg for _, call in calls for each in call.keywords}
+    if given & {word, None, *others} or any(isinstance(each, ast.Starred) for _, call in calls for each in call.args):
+        return ()
+    return _checked(_append_argument(file, call, argument) for file, call in calls)
+
+
+def add_after(files: Iterable[str], names: Collection[str], code: str) -> Edits:
+    """Write lines after the one statement that binds what a call of these names makes; `{}` in them is its name."""
+    found = [
+        (file, node)
+        for file in files
+        for node in ast.walk(_parse(file))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last_name(node.value.func) in names
+    ]
+    calls = [call for file in files for call in _find_calls(file, names)]
+    if len(found) != 1 or len(calls) != 1 or len(found[0][1].targets) != 1:
+        return ()
+    file, statement = found[0]
+    lines = textwrap.indent(code.replace("{}", ast.unparse(statement.targets[0])), _indentation(file, statement))
+    return _checked([_insert(file, (statement.end_lineno or 0) + 1, f"{lines}\n")])
+
+
+def set_variable(file: str, name: str, value: str) -> Edits:
+    """Set a variable of the environment after a script's first imports."""
+    body = _parse(file).body
+    at = _after_imports(body)
+    has_os = any(ast.unparse(each) == "import os" for each in body if each.lineno < at)
+    text = f'\nos.environ["{name}"] = "{value}"\n'
+    return _checked([_insert(file, at, text if has_os else f"import os\n{text}")])
+
+
+def _after_imports(body: Iterable[ast.stmt]) -> int:
+    """The line after a file's first imports, or its docstring."""
+    at = 1
+    for each in body:
+        if not isinstance(each, (ast.Import, ast.ImportFrom)) and not _is_docstring(each):
+            break
+        at = (each.end_lineno or 0) + 1
+    return at
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def run_within(file: str, first: int, last: int, context: str) -> Edits:
+    """Run the statements from one line to another of the same block within a context: `with CONTEXT:`."""
+    tree = _parse(file)
+    blocks = [
+        block
+        for node in ast.walk(tree)
+        for _, block in ast.iter_fields(node)
+        if isinstance(block, list) and _holds(block, first) and _holds(block, last)
+    ]
+    if not blocks:
+        return ()
+    inside = [each for each in blocks[-1] if (each.end_lineno or 0) >= first and each.lineno <= last]
+    begin, end = inside[0].lineno, inside[-1].end_lineno or 0
+    strings = (node for each in inside for node in ast.walk(each) if isinstance(node, (ast.Constant, ast.JoinedStr)))
+    if begin != first or any(_ends(each) for each in inside) or any(node.lineno != node.end_lineno for node in strings):
+        return ()  # a string of several lines would get another text
+    path, lines = os.path.realpath(file), read_lines(file)
+    indentation = _indentation(file, inside[0])
+    if "\t" in indentation:
+        return ()
+    edits = [SourceEdit(path, begin, 0, 0, f"{indentation}with {context}:\n{_INDENT}")]
+    edits += [SourceEdit(path, line, 0, 0, _INDENT) for line in range(begin + 1, end + 1) if lines[line - 1].strip()]
+    return _checked(edits)
+
+
+def replace_statement(file: str, line: int, code: str, after: str) -> Edits:
+    """Write lines in the place of the statement that begins at a line, whose code is given as it is."""
+    path, lines = os.path.realpath(file), read_lines(file)
+    count = len(code.splitlines())
+    there = lines[line - 1 : line - 1 + count]
+    if textwrap.dedent("".join(there)).strip() != code.strip():
+        return ()
+    indentation = there[0][: len(there[0]) - len(there[0].lstrip())]
+    edits = [SourceEdit(path, line, 0, len(there[0].encode()), textwrap.indent(after, indentation) + "\n")]
+    edits += [SourceEdit(path, line + number, 0, len(text.encode()), "") for number, text in enumerate(there[1:], 1)]
+    return _checked(edits)
+
+
+def add_import(file: str, statement: str) -> Edits:
+    """Write an import after a file's first ones, unless it is there."""
+    body = _parse(file).body
+    if any(ast.unparse(each) == statement for each in body):
+        return ()
+    return (_insert(file, _after_imports(body), f"{statement}\n"),)
+
+
+# --- calls that run in place ------------------------------------------------------------------------------------------
+
+
+def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator[tuple[int, str]]:
+    """Rewrite the statements of a file that call some functions to run in place. Returns the first line of each and its
+    text, dedented, empty where the call cannot be found.
+
+    `F.relu(x)` gets `inplace=True` where it takes that; else `torch.relu(x)` becomes `torch.relu_(x)`, and `x.relu()`
+    becomes `x.relu_()`.
+
+    Args:
+        calls: the line, as a frame that calls the function gives it, and the last part of the function's name, to
+            whether it takes `inplace=`.
+    """
+    tree = _parse(file)
+    groups: dict[tuple[ast.stmt, ...], dict[tuple[int, str], bool]] = {}
+    for (line, name), keyword in calls.items():
+        groups.setdefault(_innermost(tree, line), {})[line, name] = keyword
+    for statements, inside in groups.items():
+        edits = _checked(
+            _edit_call(file, call, keyword=keyword)
+            for (line, name), keyword in inside.items()
+            for call in _calls(statements, line, name)
+        )
+        if edits:
+            text = edited_lines(edits, statements[0].lineno, _last_line(statements))
+            yield statements[0].lineno, textwrap.dedent(text).rstrip()
+        else:
+            yield from ((line, "") for line, _ in inside)
+
+
+def _calls(statements: tuple[ast.stmt, ...], line: int, name: str) -> list[ast.Call]:
+    """Those that a frame's line can mean: Python gives the line where a call begins, or that of a method's name."""
+    calls = [
+        node
+        for each in statements
+        for node in ast.walk(each)
+        if isinstance(node, ast.Call) and last_name(node.func) == name
+    ]
+    return [call for call in calls if line in (call.lineno, call.func.end_lineno)]
+
+
+def _edit_call(file: str, call: ast.Call, *, keyword: bool) -> SourceEdit:
+    path, function = os.path.realpath(file), call.func
+    if keyword:
+        for given in call.keywords:
+            if given.arg == "inplace":
+                return _replace(path, given.value, "True")
+        return _append_argument(file, call, "inplace=True")
+    if not call.args:
+        number, end = function.end_lineno or 0, function.end_col_offset or 0
+        return SourceEdit(path, number, end, end, "_")
+    return _replace(path, function, f"torch.{last_name(function)}_")
+
+
+def _replace(path: str, node: ast.expr, text: str) -> SourceEdit:
+    if node.lineno != node.end_lineno or node.end_col_offset is None:
+        raise ValueError("an expression of several lines")
+    return SourceEdit(path, node.lineno, node.col_offset, node.end_col_offset, text)
+
+
+# --- where things are -------------------------------------------------------------------------------------------------
+
+
+def _parse(file: str) -> ast.Module:
+    """A file's statements; none where it cannot be read or parsed."""
+    try:
+        return ast.parse("".join(read_lines(os.path.realpath(file))))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _innermost(tree: ast.Module, line: int) -> tuple[ast.stmt, ...]:
+    """The statements without statements of their own that a line has a part of."""
+    found = (
+        node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    )
+    return tuple(node for node in found if not any(isinstance(below, ast.stmt) for below in ast.iter_child_nodes(node)))
+
+
+def _last_line(statements: tuple[ast.stmt, ...]) -> int:
+    return max((each.end_lineno or 0 for each in statements), default=0)
+
+
+def _find_calls(file: str, names: Collection[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(_parse(file)):
+        if isinstance(node, ast.Call) and last_name(node.func) in names:
+            yield node
+
+
+def _indentation(file: str, statement: ast.stmt) -> str:
+    line = read_lines(os.path.realpath(file))[statement.lineno - 1]
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _append_argument(file: str, call: ast.Call, argument: str) -> SourceEdit:
+    path = os.path.realpath(file)
+    number, end = call.end_lineno or 0, (call.end_col_offset or 1) - 1
+    lines = [each.encode() for each in read_lines(path)]
+    before = lines[number - 1][:end].strip() or lines[number - 2].strip()
+    return SourceEdit(path, number, end, end, argument if before.endswith((b",", b"(")) else f", {argument}")
+
+
+def _insert(file: str, line: int, text: str) -> SourceEdit:
+    return SourceEdit(os.path.realpath(file), line, 0, 0, text)
+
+
+def _checked(edits: Iterable[SourceEdit]) -> Edits:
+    """The edits, where what they make of their files is Python; else none."""
+    try:
+        found = tuple(edits)
+        for text in apply_edits(found).values():
+            ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ()
+    return found
