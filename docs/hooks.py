@@ -25,7 +25,8 @@ log = get_plugin_logger("fxmem")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the reference of the command line, made from the parsers."""
+    """Add the command line, made from the parsers, and the skill, which lies where the tools of coding agents look."""
+    files.append(File("skills/fxmem/SKILL.md", ".", config.site_dir, config.use_directory_urls))
     files.append(File.generated(config, "reference/command-line.md", content=reference()))
     return files
 

@@ -96,7 +96,7 @@ def _describe_torch() -> str:
     if release < OLDEST_TORCH:
         return f'{torch.__version__} is too old: pip install "torch>={".".join(map(str, OLDEST_TORCH))}"'
     if torch.version.cuda is None:
-        return f"{torch.__version__} has no CUDA: only --target cpu, or pip install torch"
+        return f"{torch.__version__} has no CUDA: only --target cpu, or torch's CUDA wheel"
     return f"{torch.__version__}, built with CUDA {torch.version.cuda}: every target"
 
 

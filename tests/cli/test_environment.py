@@ -98,7 +98,7 @@ def test_the_oldest_torch_is_the_one_that_is_required() -> None:
     ("version", "cuda", "said"),
     [
         ("2.11.0+cu130", "13.0", "2.11.0+cu130, built with CUDA 13.0: every target"),
-        ("2.11.0+cpu", None, "2.11.0+cpu has no CUDA: only --target cpu, or pip install torch"),
+        ("2.11.0+cpu", None, "2.11.0+cpu has no CUDA: only --target cpu, or torch's CUDA wheel"),
         ("2.9.1+cu126", "12.6", '2.9.1+cu126 is too old: pip install "torch>=2.11"'),
         ("3.0.0a0+git1234", "14.1", "3.0.0a0+git1234, built with CUDA 14.1: every target"),
     ],

@@ -33,7 +33,9 @@ from fxmem.hardware.releases import RELEASES
 
 ROOT = Path(__file__).parents[2]
 CHANGES = ROOT / "docs" / "changes"
-PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent != CHANGES)]
+SKILL = ROOT / "skills/fxmem/SKILL.md"
+"""A page that lies where the tools of coding agents look."""
+PAGES = [ROOT / "README.md", SKILL, *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent != CHANGES)]
 FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/user/training"
 """What stands in a page for the folder that its commands run in; of the same length, so that lines break alike."""

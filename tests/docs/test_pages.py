@@ -10,7 +10,7 @@ import pytest
 
 import docs.pictures as pictures
 import fxmem
-from tests.docs.pages import CHANGES, FENCE, NEWEST, PAGES, PINNED, ROOT, of_torch, shown_torch, targets_of_make
+from tests.docs.pages import CHANGES, FENCE, NEWEST, PAGES, PINNED, ROOT, SKILL, of_torch, shown_torch, targets_of_make
 
 RESULTS = [ROOT / "benchmarks/results" / f"{name}.md" for name in (
     "accuracy", "oom-messages", "plans-and-speed", "published", "scripts",
@@ -18,7 +18,7 @@ RESULTS = [ROOT / "benchmarks/results" / f"{name}.md" for name in (
 """What `docs/evidence.md` has the short form of; the others are written by benchmarks."""
 TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
 TEXTS += RESULTS
-FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
+FOLDERS = "benchmarks|docs|examples|fxmem|schemas|skills|tests"
 ROOMS = [path.name for path in (ROOT / "fxmem").iterdir() if (path / "__init__.py").exists()]
 
 every_page = pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
@@ -102,7 +102,9 @@ def test_the_first_screen_of_the_readme_says_how_to_begin() -> None:
 def test_every_page_has_its_place() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     assert set(re.findall(r"[\w/-]+\.md", nav)) - {"reference/command-line.md"} == {
-        page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.name != "README.md"
+        page.relative_to(ROOT if page == SKILL else ROOT / "docs").as_posix()
+        for page in PAGES
+        if page.name != "README.md"
     }
 
 

@@ -428,6 +428,6 @@ def require_device(target: Target) -> None:
     if target.device == "cuda" and torch.version.cuda is None:
         raise EnvironmentLacksError(
             f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for "
-            f"the CPU only and cannot hold CUDA gradients, even fake ones. Install the ordinary wheel (pip install "
-            f"torch; it needs no GPU), or use target='cpu'."
+            f"the CPU only and cannot hold CUDA gradients, even fake ones. Install the one with CUDA (on Linux: "
+            f"pip install --force-reinstall torch; it needs no GPU), or use target='cpu'."
         )
