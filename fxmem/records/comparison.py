@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fxmem.records.profile import Headed, Kind, Mapped, Phase, Record, SourceLine, Versioned
+from pydantic import Field
+
+from fxmem.records.profile import Count, Headed, Kind, Mapped, Phase, Record, SourceLine, Versioned
 
 
 class QuantityChange(Record):
@@ -78,9 +80,24 @@ class NodeChange(Grown):
     after_shape: tuple[int, ...] | None
 
 
+class Commit(Record):
+    """The commit with which the peak changed, of those that a bisection asked."""
+
+    name: str
+    """Its hash."""
+    subject: str
+    """The first line of its message."""
+    asked: Count
+    """How many commits were predicted."""
+    passed_over: Count = 0
+    """How many lie between the two that are compared, at which the command failed: it may be one of these."""
+
+
 class StepComparison(Versioned):
     """Two steps side by side."""
 
+    commit: Commit | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Where they are of two commits, one after the other."""
     before: ComparedStep
     after: ComparedStep
     requested_bytes: QuantityChange

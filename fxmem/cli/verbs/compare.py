@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
 from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
-from fxmem.cli.progress import say
+from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes, percent
@@ -18,6 +18,7 @@ from fxmem.records.units import format_bytes, percent
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.profile import Peak
+    from fxmem.whatif.bisection import Bisected
 
 BRIEF = "what changed from one step to another?"
 DESCRIPTION = (
@@ -31,6 +32,7 @@ EXAMPLES = (
     "fxmem compare before.json after.json --markdown comment.md",
     "fxmem compare before.json after.json --fail-over 2%",
     'fxmem compare torchvision:resnet50 --with "--precision bf16"',
+    "fxmem compare v1.2 main --bisect 'run --target rtx4090 train.py'",
 )
 
 _STEP = or_generation(*ANALYSIS_OR_REPORT)
@@ -49,6 +51,12 @@ ARGUMENTS = (
         dest="changes",
         help="an option of the second step alone, as precision=bf16, batch=64, optimizer=sgd, channels-last or "
         "set=width=64; repeatable",
+    ),
+    argument(
+        "--bisect",
+        metavar="'run ...'",
+        help="find the commit with which the peak of a command of fxmem changed, between two commits in the place of "
+        "the models: the first is right",
     ),
     argument(
         "--depth",
@@ -75,6 +83,7 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem compare`; return the exit code and the text for stdout."""
+    from fxmem.memory import report_reader
     from fxmem.memory.allocator import known_levels, read_settings
     from fxmem.memory.budget import parse_growth
     from fxmem.memory.comparison import compare
@@ -88,9 +97,14 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.top < 0:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
     most = None if options.fail_over is None else parse_growth(options.fail_over, "--fail-over")
-    other = _second_options(options)
-    (before, timeline), (after, later) = read_step(options), read_step(other)
-    comparison = compare(before, after)
+    if options.bisect is None:
+        other = _second_options(options)
+        (before, timeline), (after, later) = read_step(options), read_step(other)
+        comparison = compare(before, after)
+    else:
+        before, after, commit = _find_commit(options)
+        timeline, later = (report_reader.timeline(each) for each in (before, after))
+        comparison = compare(before, after).model_copy(update={"commit": commit})
     if options.svg is not None:
         levels = known_levels(before, timeline, read_settings(os.environ))
         name = options.second or " ".join(options.changes)
@@ -102,6 +116,20 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     shape = {"depth": options.depth, "top": options.top, **layout(options)}
     text = write_json(options, comparison.to_json, lambda: comparison_reporting.table(comparison, **shape), summary)
     return (0 if most is None else _judge(timeline.peak, later.peak, most, options.fail_over)), text
+
+
+def _find_commit(options: argparse.Namespace) -> Bisected:
+    """The two steps and the commit that --bisect asks for."""
+    from fxmem.whatif.bisection import bisect
+
+    given = [each.names[0] for each in ARGUMENTS[: len(_STEP)] if each.names[0][0] == "-" and each.is_given(options)]
+    if given or options.changes or options.model is None or options.second is None:
+        what = given[0] if given else "--with" if options.changes else "one commit or none"
+        raise UsageError(
+            f"expected two commits and no option of a step beside --bisect, whose words have it; got {what}"
+        )
+    with Progress(options.quiet) as progress:
+        return bisect(options.bisect, options.model, options.second, progress)
 
 
 def _judge(before: Peak, after: Peak, most: Budget | BudgetShare, stated: str) -> int:

@@ -73,6 +73,10 @@ def table(
 def _heads(comparison: StepComparison) -> Iterator[Fact]:
     """What changed most, then what was compared; where the two differ, both."""
     yield from _answer(comparison)
+    if (commit := comparison.commit) is not None:
+        yield Fact("Commit", f"{commit.name[:10]} {printable(commit.subject)}", tone="good")
+        passed = f", or one of {commit.passed_over} before it, at which the command fails" if commit.passed_over else ""
+        yield Fact("", f"{commit.asked} commits asked{passed}; below: the commit before it, and it")
     one, other = comparison.before, comparison.after
     for fact, their in zip(header_facts(one), header_facts(other), strict=True):
         yield Fact(fact.label, _join_sides(fact, their))
