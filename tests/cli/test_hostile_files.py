@@ -431,6 +431,7 @@ ALLOWED = {
         "importlib.import_module",
     ): "bitsandbytes, where the program has imported it",
     ("_torch/programs.py", "importlib.import_module"): "torch._dynamo, by its name",
+    ("whatif/bisection.py", "subprocess.run"): "git, and this Python with the words of fxmem that were typed",
     ("whatif/program_step.py", "compile"): "the user's own file, with a line rewritten, as Python would run it",
     ("simulation/step/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
