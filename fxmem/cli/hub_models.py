@@ -61,6 +61,16 @@ def find(name: str) -> HubConfig | None:
     return HubConfig(known, None, table["models"][known]["config"], f"fxmem's table of {table['as_of']}")
 
 
+def find_weights(name: str) -> tuple[int, str] | None:
+    """How many parameters a model of the table has, and their dtype; None where only a rounded number is known."""
+    entry = read_table()["models"].get(_aliases().get(name.lower(), ""), {})
+    counted, config = entry.get("parameters"), entry.get("config", {})
+    if not isinstance(counted, int) or (found := find(name)) is None or found.path is not None:
+        return None
+    dtype = config.get("dtype") or config.get("text_config", {}).get("dtype") or "float32"
+    return counted - sum(entry.get("stored besides", {}).values()), dtype
+
+
 def list_names() -> list[str]:
     """The names of the table and of the local cache, in order."""
     models = read_table()["models"].items()

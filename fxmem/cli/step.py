@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fxmem.cli.options import COMPILE, DEFAULT_BATCH, DEFAULT_PROMPT, GENERATION, LOOP, RANKS, SHARDING, STEP, TARGET
 from fxmem.cli.parser import Argument
-from fxmem.cli.progress import Progress
+from fxmem.cli.progress import Progress, say
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.units import AS_IS, LOSSES, STEPS, exact_bytes, format_shape
+from fxmem.records.units import AS_IS, LOSSES, STEPS, exact_bytes, format_bytes, format_shape
 
 if TYPE_CHECKING:
     import torch
@@ -221,6 +221,8 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
 
     card = catalogue.target(options.target)
     require_torch(options)
+    if not options.quiet and (least := _describe_least(options)):
+        say(least)
     progress("loading torch")
     with pause_gc():
         from fxmem.simulation.ranks import make_plan
@@ -250,6 +252,25 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
         built, args, kwargs = build_step(options, progress)
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
     return analyze_step(built.module, request, progress)
+
+
+_CHANGES_WEIGHTS = ("--set", "--weights", "--quantize", "--lora", "--freeze", "--optimizer")
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def _describe_least(options: argparse.Namespace) -> str:
+    """What the weights of a known model take at least, and in training what goes with each: for the wait, by the table
+    of the hub's models alone, without torch. Empty where that does not say it."""
+    from fxmem.cli.hub_models import find_weights
+
+    changing = (*(each for each in STEP if each.names[0] in _CHANGES_WEIGHTS), *RANKS, *SHARDING)
+    found = find_weights(options.model.removeprefix("hf:")) if options.model.startswith("hf:") else None
+    if found is None or any(each.is_given(options) for each in changing):
+        return ""
+    count, dtype = found
+    copies, what = (4, ", their gradients and AdamW's two states") if options.mode == "train" else (1, "")
+    least = format_bytes(count * _BYTES[dtype] * copies)
+    return f"at least {least}: {count:,} parameters in {dtype}{what}; the whole follows"
 
 
 def with_defaults(options: argparse.Namespace, arguments: Iterable[Argument], **given: Any) -> argparse.Namespace:
@@ -294,6 +315,8 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
 
     card = catalogue.target(options.target)
     require_torch(options)
+    if not options.quiet and (least := _describe_least(options)):
+        say(least)
     progress("loading torch")
     from fxmem.cli.specs.inputs import make_batch, name_main_input, parse_input
     from fxmem.simulation.step.generation import GenerationRequest, check_generates, generate_step
