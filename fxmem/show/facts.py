@@ -16,6 +16,7 @@ from fxmem.hardware.context import explain_room, format_range, room_bytes
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, find_place, sum_figures
+from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
 from fxmem.records.profile import (
     Headed,
@@ -281,6 +282,10 @@ class Fit:
         return int(self.is_failed or self.is_open or self.is_host_open)
 
 
+_SLIGHT: Final = 1000
+"""What a program keeps more until it ends comes after the verdict, where it is less than such a part of the peak."""
+
+
 def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     """Compare the step with what a CUDA context leaves of the target's memory, and with a budget if one is given.
 
@@ -290,16 +295,21 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
     program, growth, keeps = profile.step.program, describe_growth(profile, has_run_out=peak.at_least), None
     is_failed = program is not None and (program.failed or program.is_cut)
     is_fitting, verdict = compare_with_target(profile, peak)
+    ahead = forecast(profile) if growth else None
+    to_come = 0 if ahead is None else ahead.points[-1][1] - ahead.points[0][1]
+    is_slight = ahead is not None and not ahead.is_full and to_come * _SLIGHT < peak.counted_bytes
     if budget is not None:
         keeps = budget.keeps(profile, peak) or (None if peak.may_be_within(budget.nbytes) else False)
     if is_fitting is not None:
         unfinished = _describe_unfinished(profile)
-        until = " until then" if is_failed else f" so far{unfinished}" if growth or unfinished else ""
+        until = (
+            " until then" if is_failed else f" so far{unfinished}" if (growth and not is_slight) or unfinished else ""
+        )
         until = f"{_describe_refused(profile)}{until}"
         fits = f"but fits the card{until}" if keeps is False else f"fits{until}"
         verdict = f"{fits if is_fitting else f'does NOT fit{_describe_refused(profile)}'}: {verdict}"
     if growth:
-        verdict = f"{growth}; {verdict}"
+        verdict = f"{verdict}; {growth}" if is_slight else f"{growth}; {verdict}"
     if program is not None and is_failed:
         is_fitting, verdict = None, f"not known: the program {program.ending}; {verdict}"
     if budget is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from fxmem.memory import liveness
 from fxmem.memory.forecast import forecast
 from fxmem.records.parts import Growth
 from fxmem.records.profile import Phase, Profile, ProgramRun, Round
+from fxmem.show.facts import find_fit
 from fxmem.show.run_facts import describe_growth
 from tests.profiles import small_profile
 
@@ -58,6 +60,15 @@ def test_what_goes_on_until_the_card_is_full_has_its_step(known: dict[str, int |
     assert ahead is not None
     assert ahead.is_full
     assert describe_growth(profile).endswith(f"out of memory at about step {ahead.points[-1][0]:,}")
+
+
+@pytest.mark.parametrize("nbytes", [4, MIB])
+def test_a_growth_that_ends_as_a_trifle_comes_after_the_verdict(nbytes: int) -> None:
+    profile = run_of(growth(until=10).model_copy(update={"nbytes": nbytes}), growth_bytes=nbytes)
+    said = find_fit(profile, liveness.timeline(profile).peak).verdict
+    grows = f"grows by {nbytes:,} bytes a step (kept by kept) until step 10, to {1 + 5 * (nbytes // MIB)}.00 MiB"
+    fits = "200.0 MiB of 1.52 GiB on tiny, 12.9 %"
+    assert said == (f"fits: {fits}; {grows}" if nbytes < MIB else f"{grows}; fits so far: {fits}")
 
 
 def test_a_part_that_is_not_known_leaves_the_whole_unknown() -> None:
