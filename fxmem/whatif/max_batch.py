@@ -137,8 +137,9 @@ def _find_power(points: Sequence[tuple[int, int]]) -> int:
     """The power of the size (1 to 3) whose line through the outer of three points is nearest to the one between."""
     (least, low), (middle, between), (most, high) = points
 
-    def miss(power: int) -> float:
-        return abs(between - low - (high - low) * (middle**power - least**power) / (most**power - least**power))
+    def miss(power: int) -> Fraction:
+        way = Fraction(middle**power - least**power, most**power - least**power)
+        return abs(between - low - (high - low) * way)
 
     return min((1, 2, 3), key=miss)
 

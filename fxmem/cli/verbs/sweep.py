@@ -54,7 +54,7 @@ _FORM: Final = "expected --over as batch=1,2,4, batch=1..64 (doubled), precision
 
 ARGUMENTS = (
     or_program(MODEL),
-    *(*STEP, TARGET, *LOOP, *COMPILE, *RANKS, *SHARDING),
+    *(*STEP, TARGET, *LOOP[:2], *COMPILE, *RANKS, *SHARDING),
     repeatable(
         "--over",
         metavar="NAME=VALUE[,VALUE]",
