@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,10 @@ def test_a_table_for_a_readme_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
         assert "autocast: off" in after
     assert not text.startswith("|")
     assert "times are estimates" in text
+    new = tmp_path / "new.md"
+    for _ in range(2):  # a new file, and the same again
+        assert called(verb, *words, str(new))[0] == 0
+        assert re.fullmatch(r"<!-- fxmem -->\n\n\| Card .*\n<!-- /fxmem -->\n", new.read_text(), re.DOTALL)
     varied = called(verb, *words, "-", "--over", "precision=none,bf16")[1]
     assert varied.startswith("| Card | Room | Precision |")
     assert "autocast" not in varied
