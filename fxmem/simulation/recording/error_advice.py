@@ -46,7 +46,10 @@ def describe_end(error: BaseException) -> str:
             f"{type(error).__name__}: torch's {higher[1]} is compiled or chosen at run time; where the program "
             "compiles what calls it, --compile as-is follows it"
         )
-    return one_line(error) + _of_missing_kernels(error) + _of_no_graph(str(error)) + _of_pretended_card(str(error))
+    asks = "; input() reads the answer from stdin: echo ANSWER | fxmem run" if isinstance(error, EOFError) else ""
+    return (
+        one_line(error) + asks + _of_missing_kernels(error) + _of_no_graph(str(error)) + _of_pretended_card(str(error))
+    )
 
 
 def _of_no_graph(text: str) -> str:
