@@ -241,8 +241,8 @@ def _reserved_if_all_wait(profile: Profile, settings: AllocatorSettings) -> int 
     """Reserved bytes if each block that `record_stream` has named waits as long as it can; None without any.
 
     A freed block waits for the streams that used it (`insert_events`, `process_events` in
-    c10/cuda/CUDACachingAllocator.cpp): how long hangs on the time their kernels take. It ends when the host has waited
-    for these streams, at the latest with the step.
+    c10/cuda/CUDACachingAllocator.cpp): how long depends on the time their kernels take. It ends when the host has
+    waited for these streams, at the latest with the step.
     """
     storages = tuple(
         each.model_copy(update={"death": each.free_by or profile.ticks}) if each.used_on and each.birth else each
