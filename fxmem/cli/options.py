@@ -170,6 +170,11 @@ LOOP = grouped(
     argument(
         "--prefetch", type=int, default=0, metavar="N", help="further batches that wait on the card during the step"
     ),
+    argument(
+        "--checkpoints",
+        choices=("blocks",),
+        help="recompute each repeated block in backward, as gradient_checkpointing_enable() of transformers does",
+    ),
 )
 """The training loop around the step."""
 COMPILE = grouped(

@@ -250,8 +250,16 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     )
     with pause_gc():  # most of it is the import of the model's library
         built, args, kwargs = build_step(options, progress)
-    request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
-    return analyze_step(built.module, request, progress)
+    module, notes = built.module, built.notes
+    if getattr(options, "checkpoints", None):  # of a sweep they are in its grid
+        from fxmem.whatif.source import checkpoint_blocks
+
+        module, notes = (
+            checkpoint_blocks(module),
+            (*notes, "each repeated block is checkpointed (--checkpoints blocks)"),
+        )
+    request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=notes)
+    return analyze_step(module, request, progress)
 
 
 _CHANGES_WEIGHTS = ("--set", "--weights", "--quantize", "--lora", "--freeze", "--optimizer")

@@ -58,7 +58,7 @@ class Reached(Record):
     launch_seconds: float
     """What an operator takes beside, on the card."""
     issue_seconds: float
-    """What Python, autograd and the dispatcher take to issue an operator: the card waits for it. It hangs on the
+    """What Python, autograd and the dispatcher take to issue an operator: the card waits for it. It depends on the
     machine's CPU."""
     spread: tuple[float, float]
     """Measured time over the estimate on models that were not fitted, 10th and 90th percentile."""

@@ -671,7 +671,7 @@ class PlansPeak(Record):
     reserved_bytes: Bytes
     least_bytes: Bytes
     """Reserved by the loop's first step; `reserved_bytes` where it does not fit. What later steps add is what finds no
-    free block, and hangs on all plans together."""
+    free block, and depends on all plans together."""
     most_bytes: Bytes
     """The same and the largest workspace, should a later step find no room for that, or `reserved_bytes` if more."""
     fits: bool | None = None

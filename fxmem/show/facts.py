@@ -518,11 +518,15 @@ def describe_weights(profile: Profile) -> str:
         sizes[each.dtype] += each.nbytes
     dtypes = [dtype for dtype, nbytes in sizes.most_common() if dtype and 100 * nbytes >= sizes.total()]
     words = [] if dtypes in ([], ["float32"]) else [f"weights: {' and '.join(dtypes)}"]
+    is_narrow = dtypes in (["bfloat16"], ["float16"]) and profile.step.mode == "train" and bool(profile.step.optimizer)
     of_trained = [each for each in profile.storages if each.kind in _OF_TRAINED]
     if any(each.name == BUCKET for each in of_trained):  # whose gradients these are is not known
         of_trained = [each for each in of_trained if each.kind is Kind.OPTIMIZER_STATE]
     stepped = {each.name.rpartition(".")[0] for each in of_trained} - {""}
     trained = [each for each in parameters if not each.is_frozen and (each.name in stepped or not stepped)]
+    # A scalar of the state is a step count.
+    if is_narrow and not any(each.dtype == "float32" and each.nbytes > 4 for each in (*trained, *of_trained)):
+        words[0] += ", no float32 copy"
     is_whole = not any(each.name.endswith((", flat", ", shards")) for each in parameters)  # of these it is not known
     if is_whole and profile.step.mode == "train" and 0 < len(trained) < len(parameters):
         adapters = " (LoRA)" if any(".lora_" in each.name for each in trained) else ""

@@ -33,7 +33,7 @@ from fxmem.whatif.source import Change, ModelSource, Resizing, Source, StepSourc
 
 
 def search(
-    measure: Callable[[int], Point], room: int, *, start: int, limit: int, also: tuple[int, ...] = ()
+    measure: Callable[[int], Point], room: int, *, start: int, limit: int, also: tuple[int, ...] = (), unit: int = 1
 ) -> list[Point]:
     """Measure sizes until one that fits stands beside one that does not; return the points in that order.
 
@@ -46,17 +46,35 @@ def search(
     + 1` that does not both measured, with `limit` that fits, or with 1 that does not.
 
     A size at which the model cannot run does not fit; one below every size that ran is taken to be too small for it.
+
+    With a `unit` above 1 a size may be the side of an image: multiples of it come first, the line is in the power of
+    the size that three points are nearest to, and before there are three, a size is at most eight times what fits.
+
+    What is interrupted says between which sizes it was, in a note of the exception.
     """
-    points = {size: measure(size) for size in (start, *also)}
+    points: dict[int, Point] = {}
+    try:
+        for size in (start, *also):
+            points[size] = measure(size)
+        _narrow(points, measure, room, limit, unit)
+    except BaseException as error:
+        if points:
+            below, above = _bracket(points, limit)
+            error.add_note(f"so far {below or 'none'} fits" + (f", {above} does not" if above <= limit else ""))
+        raise
+    return list(points.values())
+
+
+def _narrow(points: dict[int, Point], measure: Callable[[int], Point], room: int, limit: int, unit: int) -> None:
+    """Measure on until one that fits stands beside one that does not."""
     below, above = _bracket(points, limit)
     guided, before = True, 0
     while above - below > 1:
-        size = _propose_size(points, room, below, above, guided=guided, limit=limit)
+        size = _propose_size(points, room, below, above, guided=guided, limit=limit, unit=unit)
         points[size] = measure(size)
         doubled, left, before = 2 * before, above - below, below
         below, above = _bracket(points, limit)
         guided = not guided or (below >= doubled if above > limit else 2 * (above - below) <= left)
-    return list(points.values())
 
 
 def _bracket(points: Mapping[int, Point], limit: int) -> tuple[int, int]:
@@ -68,11 +86,13 @@ def _bracket(points: Mapping[int, Point], limit: int) -> tuple[int, int]:
     return below, above
 
 
-def _propose_size(points: Mapping[int, Point], room: int, below: int, above: int, *, guided: bool, limit: int) -> int:
+def _propose_size(
+    points: Mapping[int, Point], room: int, below: int, above: int, *, guided: bool, limit: int, unit: int
+) -> int:
     """The size to measure next, strictly between `below` and `above`."""
     nothing_failed = above > limit
     middle = 2 * below if nothing_failed else (below + above) // 2
-    surely, hardly = _reach(points, room, below, above) if guided else (None, None)
+    surely, hardly = _reach(points, room, below, above, unit) if guided else (None, None)
     if surely is None or hardly is None:
         size = middle
     elif nothing_failed:
@@ -81,10 +101,14 @@ def _propose_size(points: Mapping[int, Point], room: int, below: int, above: int
         size = surely if 4 * surely >= 5 * below else hardly + 1
     else:
         size = (min(max(surely, below), above - 1) + min(max(hardly + 1, below + 1), above)) // 2
-    return min(max(size, below + 1), above - 1)
+    if unit > 1 and nothing_failed and len(points) < 3:
+        size = min(size, 8 * below)
+    size = min(max(size, below + 1), above - 1)
+    whole = -(-size // unit) * unit
+    return next((each for each in (whole, whole - unit) if below < each < above), size)
 
 
-def _reach(points: Mapping[int, Point], room: int, below: int, above: int) -> tuple[int | None, int | None]:
+def _reach(points: Mapping[int, Point], room: int, below: int, above: int, unit: int) -> tuple[int | None, int | None]:
     """Return the sizes at which reserved and allocated bytes reach the room. Each is on the line through the two
     points nearest to the bracket."""
     ran = sorted(size for size, point in points.items() if point.counted_bytes is not None)
@@ -95,12 +119,29 @@ def _reach(points: Mapping[int, Point], room: int, below: int, above: int) -> tu
     if len(pair) < 2:
         return None, None
 
+    near = sorted({*under[-2:], *over[:1]}) if over else under[-3:]
+    power = 1 if unit == 1 or len(near) < 3 else _find_power([(size, points[size].counted_bytes or 0) for size in near])
+
     def cross(figure: Callable[[Point], int | None]) -> int | None:
         (one, low), (other, high) = ((size, figure(points[size]) or 0) for size in pair)
-        return None if high <= low else one + (room - low) * (other - one) // (high - low)
+        if high <= low:
+            return None
+        reached = one**power + (room - low) * (other**power - one**power) // (high - low)
+        return reached if power == 1 else int(max(reached, 0) ** (1 / power))
 
     reserved = cross(lambda each: each.counted_bytes if each.reserved_bytes is None else each.reserved_bytes)
     return reserved, cross(lambda each: each.counted_bytes)
+
+
+def _find_power(points: Sequence[tuple[int, int]]) -> int:
+    """The power of the size (1 to 3) whose line through the outer of three points is nearest to the one between."""
+    (least, low), (middle, between), (most, high) = points
+
+    def miss(power: int) -> Fraction:
+        way = Fraction(middle**power - least**power, most**power - least**power)
+        return abs(between - low - (high - low) * way)
+
+    return min((1, 2, 3), key=miss)
 
 
 def fit_line(points: Sequence[Point], largest: int | None) -> tuple[int, int, int] | None:
@@ -137,6 +178,8 @@ Goal = Literal["memory", "throughput"]
 
 _POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")
 """Endings of what transformers calls a table of positions."""
+_UNIT = 32
+"""What a program's size is a multiple of where that is open: networks halve an image's side up to five times."""
 _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
 read it."""
@@ -272,9 +315,11 @@ def _measure_sizes(
         tell(_describe_point(work.space.dim, point))
         return point
 
-    points = search(measure, room, start=first, limit=limit)
+    unit = _UNIT if isinstance(work.source, StepSource) else 1
+    points = search(measure, room, start=first, limit=limit, unit=unit)
     largest, tried = _find_largest(points), {_size(point) for point in points}
-    quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS} - {0} - tried
+    quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS}
+    quarters = {each // unit * unit if each > unit else each for each in quarters} - {0} - tried
     for made in work.measure(work.source.at(card, size=size) for size in sorted(quarters)):
         points += made
         tell(_describe_point(work.space.dim, made[0]))

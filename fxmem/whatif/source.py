@@ -315,12 +315,7 @@ class ModelSource:
         if checkpoints in self.plans:
             plan = self.plans[checkpoints]
             return checkpointing.apply(shadow_model(self.model), plan.regions, plan.application)
-        blocks = {id(block) for block in find_blocks(self.model)}
-        paths = [path for path, module in self.model.named_modules() if id(module) in blocks]
-        if not paths:
-            raise UsageError("expected a model with repeated blocks, got none; name a plan of `fxmem plan`")
-        regions = [Region(first_node=0, last_node=1, modules=(path,)) for path in paths]
-        return checkpointing.apply(shadow_model(self.model), regions, Application.MODULES)
+        return checkpoint_blocks(self.model)
 
     def count_samples(self, at: Settings) -> int | None:
         """Samples of an optimizer step on all ranks; None where they are not known."""
@@ -328,6 +323,16 @@ class ModelSource:
         size = at.size or (shapes[0][0] if shapes else None)
         mesh = Mesh() if at.mesh == NONE else read_mesh(at.mesh)
         return None if size is None else size * at.accumulate * (mesh.size // mesh.tp)
+
+
+def checkpoint_blocks(model: nn.Module) -> nn.Module:
+    """A model whose repeated blocks are checkpointed, each by itself. Raises UsageError where there are none."""
+    blocks = {id(block) for block in find_blocks(model)}
+    paths = [path for path, module in model.named_modules() if id(module) in blocks]
+    if not paths:
+        raise UsageError("expected a model with repeated blocks, got none; `fxmem plan` finds what to checkpoint")
+    regions = [Region(first_node=0, last_node=1, modules=(path,)) for path in paths]
+    return checkpointing.apply(shadow_model(model), regions, Application.MODULES)
 
 
 Source = StepSource | ModelSource

@@ -205,6 +205,18 @@ class UNet(nn.Module):
     def forward(self, x):
         return self.norm(self.conv(x))
 
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Embedding(10, 4)
+
+    def forward(self, x):
+        return self.inner(x)
+
+class Two(UNet):
+    def forward(self, a, b):
+        return super().forward(a + b)
+
 class NoForward(nn.Module):
     def __init__(self):
         super().__init__()
@@ -533,7 +545,10 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:Reads --input 2x8": (1, r"mine\.py:\d+ in forward: `if x\.sum\(\) > 0:`"),
     "hf:meta-llama/Llama-3.1-8": (2, "closest: meta-llama/Llama-3.1-8B, .*--download fetches its config.json"),
     # inputs
-    "mine.py:UNet --input 3x32x32": (1, r"is the batch missing\? 1x3x32x32"),
+    "mine.py:UNet --input 3x32x32": (1, r"is the batch missing\? --input 1x3x32x32"),
+    "mine.py:UNet --input 2x32x32x3": (1, r"are the channels last\? --input 2x3x32x32"),
+    "mine.py:Words --input 8x32": (1, r"are these token ids\? --input 8x32:int64"),
+    "mine.py:Two --input a:8x32": (1, "each is an input of its own: --input a:8x32 --input b:SHAPE"),
     "mine.py:UNet": (2, r"its forward takes \(x\), write e\.g\. --input"),
     "mine.py:net --input=-1x8": (2, "expected an input like"),
     "mine.py:net --input 2x8:flaot32": (2, "expected a dtype like float32"),

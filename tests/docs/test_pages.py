@@ -66,6 +66,12 @@ def test_lines_and_tables_are_narrow(page: Path) -> None:
     assert [line for line in lines if line.startswith("|") and line.count("|") - line.count(r"\|") > 7] == []
 
 
+@every_page
+def test_a_table_follows_a_blank_line(page: Path) -> None:
+    """Else a page shows its source."""
+    assert not re.search(r"^[^|\n]+\n\|.*\n\| ?:?--", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 

@@ -81,13 +81,14 @@ class Bench:
     st.integers(900, 4000),
     st.integers(0, 10**7),
     st.integers(0, 10**8),
+    st.sampled_from([1, 32]),
 )
 def test_the_search_ends_with_a_size_that_fits_beside_one_that_does_not(
-    largest: int, start: int, limit: int, reserved: int, constant: int, memory: int
+    largest: int, start: int, limit: int, reserved: int, constant: int, memory: int, unit: int
 ) -> None:
     # The line may be right or far off: it may cost analyses, never the answer.
     bench = Bench(largest, reserved=reserved, constant=constant)
-    measured = max_batch.search(bench, memory, start=min(start, limit), limit=limit)
+    measured = max_batch.search(bench, memory, start=min(start, limit), limit=limit, unit=unit)
     points = {point.size: point.fits for point in measured}
     found = max((size for size, fits in points.items() if fits), default=0)
     assert found == min(largest, limit)
@@ -102,6 +103,33 @@ def test_where_the_line_is_right_five_analyses_are_enough(largest: int, start: i
     bench = Bench(largest, reserved=1000)
     max_batch.search(bench, memory, start=start, limit=65536)
     assert len(bench.asked) <= 5
+
+
+def test_the_side_of_an_image_is_searched_by_its_square_and_in_multiples_of_32() -> None:
+    asked: list[int] = []
+
+    def measure(side: int) -> Point:
+        asked.append(side)
+        if side % 4 and side > 8:  # as where halves of an odd side are joined with the whole
+            return sized(side, fits=False, obstacle="cannot run")
+        return sized(side, requested_bytes=10**7 + 1600 * side**2, phase=Phase.FORWARD, fits=side <= 2500)
+
+    points = max_batch.search(measure, 10**7 + 1600 * 2500**2, start=8, limit=65536, unit=32)
+    assert max(each.size or 0 for each in points if each.fits) == 2500
+    assert asked[:3] == [8, 32, 256]
+    assert max(asked) < 4 * 2500
+    assert len(asked) <= 12
+
+
+def test_an_interrupted_search_says_what_it_has_found() -> None:
+    def measure(size: int) -> Point:
+        if size > 100:
+            raise KeyboardInterrupt
+        return sized(size, requested_bytes=size, phase=Phase.FORWARD, fits=True)
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        max_batch.search(measure, 1000, start=8, limit=65536)
+    assert interrupted.value.__notes__ == ["so far 16 fits"]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=200), st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fxmem
+from fxmem.cli.verbs import analyze as analyze_verb
 from fxmem.cli.verbs import sweep as verb
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
@@ -27,6 +29,23 @@ from fxmem.whatif.fits import choose_samples
 from tests.cores import two_cores
 from tests.verbs import called
 
+BLOCKS = """
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return self.outer(self.inner(x).tanh())
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
 GRID = {"batch": (2, 4, 6, 8, 12), "length": (16, 32, 48, 64)}
 
 
@@ -101,6 +120,22 @@ def test_lengths_that_are_few_have_forms_of_their_own() -> None:
     (point,) = (each for each in found.points if (each.size, each.length) == (8, 48))
     assert not point.is_analysed
     assert point.reserved_bytes == fxmem.analyze(Model, tokens(8, 48), target="l4").peak.reserved_bytes
+
+
+def test_an_analysis_checkpoints_blocks_as_a_sweep_does(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(BLOCKS)
+    subject = (f"{tmp_path / 'model.py'}:Model", "--input", "8192x64", "--target", "l4", "--quiet")
+    (tmp_path / "out").mkdir()
+    kept = []
+    for words in ((), ("--checkpoints", "blocks")):
+        called(analyze_verb, *subject, *words, "--json", str(tmp_path / "out" / "report.json"))
+        kept.append(json.loads((tmp_path / "out" / "report.json").read_text()))
+    _, text = called(verb, *subject, "--over", "batch=8192", "--over", "checkpoints=none,blocks", "--json", "-")
+    peaks = {each["checkpoints"]: each["allocated_bytes"] for each in json.loads(text)["points"]}
+    plain, checkpointed = (each["peak"]["allocated_bytes"] for each in kept)
+    assert (plain, checkpointed) == (peaks["none"], peaks["blocks"])
+    assert checkpointed < plain
+    assert any("--checkpoints blocks" in each["text"] for each in kept[1]["assumptions"])
 
 
 def test_blocks_are_checkpointed() -> None:
@@ -272,6 +307,10 @@ def test_a_table_for_a_readme_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
         assert "autocast: off" in after
     assert not text.startswith("|")
     assert "times are estimates" in text
+    new = tmp_path / "new.md"
+    for _ in range(2):  # a new file, and the same again
+        assert called(verb, *words, str(new))[0] == 0
+        assert re.fullmatch(r"<!-- fxmem -->\n\n\| Card .*\n<!-- /fxmem -->\n", new.read_text(), re.DOTALL)
     varied = called(verb, *words, "-", "--over", "precision=none,bf16")[1]
     assert varied.startswith("| Card | Room | Precision |")
     assert "autocast" not in varied

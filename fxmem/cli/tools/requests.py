@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import Field
 
@@ -27,6 +27,10 @@ class AskedStep(Record):
     builds the model."""
     inputs: Many[str] = ()
     """Of a model: 32x3x224x224[:dtype] or name:8x1024:int64 each; empty for what the model's family takes."""
+    batch: int | None = None
+    """Of a model without `inputs`: its batch. Of a program whose batch is searched: the one that is tried first."""
+    settings: Many[str] = ()
+    """Of a model: KEY=VALUE each, an argument of its factory or a field of its hf: configuration."""
     mode: AnyMode = "train"
     """Of a model: a training step, forward under no_grad, or generate() of transformers."""
     precision: Precision | None = None
@@ -35,13 +39,26 @@ class AskedStep(Record):
     """Of a model's step: a class of torch.optim in small letters; null for adamw."""
     loss: str | None = None
     """Of a model's step: ce, mse, bce, l1 or FILE.py:NAME; null for the model's own."""
-    target: str = "h100"
-    """The card (rtx4090, a100, ...), cpu, or a size such as 24GB."""
+    freeze: Many[str] = ()
+    """Of a model: modules or patterns of parameters' names that are not trained."""
+    lora: str | None = None
+    """Of a model: adapters that are trained alone, e.g. r=8."""
+    compile: str | None = None
+    """A mode of torch.compile, e.g. default; null for eager code."""
+    mesh: str | None = None
+    """Of a model: how ranks share it, e.g. fsdp=8."""
     ranks: int | None = Field(default=None, ge=1)
     """Of a program: how many ranks share the work, of which one runs; null for one process."""
 
 
-class Predict(AskedStep):
+class AimedStep(AskedStep):
+    """The same, for a card."""
+
+    target: str = ""
+    """The card (rtx4090, a100, ...), cpu, or a size such as 24GB; empty for the project's default, else h100."""
+
+
+class Predict(AimedStep):
     """How much memory a step takes, where its peak is, whether it fits and whether it grows."""
 
     budget: str | None = None
@@ -50,7 +67,7 @@ class Predict(AskedStep):
     """Of a program: run on until a step allocates no more than the one before, which tells whether it leaks."""
 
 
-class Advise(AskedStep):
+class Advise(AimedStep):
     """What to change, each change tried, with the code to paste."""
 
     budget: str | None = None
@@ -59,18 +76,60 @@ class Advise(AskedStep):
     """Only changes of one line that often decide, and no checkpoints."""
 
 
-class MakePlan(AskedStep):
-    """Where to put activation checkpoints, applied and analysed again; `answer`, saved, is what `load_plan` reads."""
+class MakePlan(AimedStep):
+    """Where to put activation checkpoints, applied and analysed again; `load_plan` reads the answer's `file`."""
 
     budget: str | None = None
     """What the step may take, e.g. 8GiB or 60% of its peak; null for the whole curve."""
 
 
-class MaxBatch(AskedStep):
+class MaxBatch(AimedStep):
     """How large the batch may be; of a program the word {} stands for the number that is searched."""
 
 
-class ExplainError(AskedStep):
+class Cards(AskedStep):
+    """Which cards of the catalogue the step fits."""
+
+    only: str | None = None
+    """These cards alone, e.g. rtx4090,l40s."""
+
+
+class Sweep(AimedStep):
+    """Which of a grid of batches, lengths, precisions, checkpoints, meshes and cards fit, and at what cost."""
+
+    over: Many[str] = Field(min_length=1)
+    """Values of each setting, e.g. batch=1..64, precision=none,bf16 or card=l4,a100."""
+    price: Many[str] = ()
+    """Of an hour of a card, e.g. h100=2.99."""
+
+
+class KVCache(Record):
+    """How many tokens fit the KV cache of a serving engine (vLLM)."""
+
+    model: str
+    """hf:ORG/NAME or hf:CLASS."""
+    target: str = ""
+    """The card."""
+    context: str | None = None
+    """Lengths of sequences of which to say how many fit, e.g. 4096,32768."""
+
+
+class Shard(Record):
+    """How many cards a model's training step needs, and in which mesh."""
+
+    model: str
+    """As for predict."""
+    inputs: Many[str] = ()
+    """As for predict."""
+    cards: str = "h100"
+    """The card for the fewest that it fits, or how many of it, e.g. 8xh100."""
+    batch: int | None = None
+    """Of an optimizer step on all cards."""
+    seq: int | None = None
+    """Length of the sequences."""
+
+
+class ExplainError(AimedStep):
     """Why a card ran out of memory; with a program or a model also what fits."""
 
     text: str = Field(min_length=1)
@@ -92,65 +151,57 @@ class Tool(NamedTuple):
     """One question."""
 
     request: type[Record]
-    words: Callable[[Any, Path], Iterator[str]]
-    """The command line, without where its answer goes; the folder is that of the user's files."""
+    verb: tuple[str, ...]
+    """The words that a command line begins with."""
     leaves_out: tuple[str, ...] = ()
-    """Fields of the answer that are lists of every node or operator; the report has them."""
+    """Fields of the answer that are lists of every node or operator; its file has them."""
 
-    @property
-    def keeps_report(self) -> bool:
-        """Whether its answer is a report that `compare` takes."""
-        return self.request is Predict
+    def words(self, asked: Record, folder: Path) -> Iterator[str]:
+        """The command line, without where its answer goes; the folder is that of the user's files.
 
-
-def _predict(asked: Predict, folder: Path) -> Iterator[str]:
-    if not asked.program:
-        yield "generate" if asked.mode == "generate" else "analyze"
-        yield from _model_words(asked, folder)
-        return
-    yield from ("run", f"--target={asked.target}", "--oom=continue")
-    if asked.until_steady:
-        yield "--until=steady"
-    if asked.ranks is not None:
-        yield f"--ranks={asked.ranks}"
-
-
-def _advise(asked: Advise, folder: Path) -> Iterator[str]:
-    yield "advise"
-    yield from _model_words(asked, folder)
-    yield from ["--quick"] if asked.quick else []
-    yield from [f"--budget={asked.budget}"] if asked.budget else []
-
-
-def _plan(asked: MakePlan, folder: Path) -> Iterator[str]:
-    yield "plan"
-    yield from _model_words(asked, folder)
-    yield from [f"--budget={asked.budget}"] if asked.budget else []
+        Raises:
+            UsageError: a reference leads out of the folder.
+        """
+        named = {name: value for name, value in asked if value != type(asked).model_fields[name].default}
+        for name in ("model", "loss", "inputs"):
+            for reference in [named[name]] if isinstance(named.get(name), str) else named.get(name, ()):
+                _check_reference(reference, folder)
+        if "." in named.get("optimizer", "").partition(":")[0]:
+            _check_reference(named["optimizer"], folder)
+        if isinstance(asked, Predict):
+            named.pop("budget", None)  # the report is held against it
+            generates = named.get("mode") == "generate" and named.pop("mode")
+            yield from ("run", "--oom=continue") if asked.program else ("generate",) if generates else self.verb
+        else:
+            yield from self.verb
+        yield from (named[each] for each in ("model", "before", "after") if each in named)
+        for name, value in named.items():
+            option = _OPTIONS.get(name, f"--{name}")
+            if isinstance(value, bool):
+                yield option
+            elif option:
+                yield from (f"{option}={each}" for each in (value if isinstance(value, tuple) else [value]))
 
 
-def _max_batch(asked: MaxBatch, folder: Path) -> Iterator[str]:
-    yield "max-batch"
-    yield from _model_words(asked, folder)
-
-
-def _explain(asked: ExplainError, folder: Path) -> Iterator[str]:
-    yield from ("explain", "-")
-    if asked.model or asked.program:
-        yield from _model_words(asked, folder)
-
-
-def _compare(asked: Compare, folder: Path) -> Iterator[str]:
-    yield from ("compare", asked.before, asked.after)
-
-
+_OPTIONS: Final = {
+    **dict.fromkeys(("program", "model", "text", "before", "after"), ""),
+    "inputs": "--input",
+    "settings": "--set",
+    "until_steady": "--until=steady",
+}
+"""What a field is called on the command line, where that is not its own name; empty for no option."""
 TOOLS: Final[Mapping[str, Tool]] = {
-    "predict": Tool(Predict, _predict, ("nodes", "ops", "storages", "modules", "calls", "phases", "restored",
-                                        "recomputed", "recomputed_ops")),
-    "explain": Tool(ExplainError, _explain),
-    "advise": Tool(Advise, _advise),
-    "plan": Tool(MakePlan, _plan),
-    "max_batch": Tool(MaxBatch, _max_batch),
-    "compare": Tool(Compare, _compare, ("nodes",)),
+    "predict": Tool(Predict, ("analyze",), ("nodes", "ops", "storages", "modules", "calls", "phases", "restored",
+                                            "recomputed", "recomputed_ops")),
+    "explain": Tool(ExplainError, ("explain", "-")),
+    "advise": Tool(Advise, ("advise",)),
+    "plan": Tool(MakePlan, ("plan",)),
+    "max_batch": Tool(MaxBatch, ("max-batch",)),
+    "cards": Tool(Cards, ("cards",)),
+    "sweep": Tool(Sweep, ("sweep",)),
+    "kv_cache": Tool(KVCache, ("kv-cache",)),
+    "shard": Tool(Shard, ("shard",)),
+    "compare": Tool(Compare, ("compare",), ("nodes",)),
 }  # fmt: skip
 """Every tool, by its name."""
 
@@ -199,19 +250,3 @@ def _check_reference(text: str, folder: Path) -> None:
         return
     is_file = parts[0].endswith(".py") or "/" in parts[0]
     (check_inside if is_file else check_module)(parts[0], folder)
-
-
-def _model_words(asked: AskedStep, folder: Path) -> Iterator[str]:
-    """The model and its step; of a program, what a verb beside `run` takes."""
-    for reference in (asked.model, *asked.inputs, asked.loss or ""):
-        _check_reference(reference, folder)
-    if asked.optimizer and "." in asked.optimizer.partition(":")[0]:
-        _check_reference(asked.optimizer, folder)
-    if asked.model:
-        yield asked.model
-    yield from (f"--input={each}" for each in asked.inputs)
-    if asked.mode != "train" and not (isinstance(asked, Predict) and asked.mode == "generate"):
-        yield f"--mode={asked.mode}"
-    for name in ("precision", "optimizer", "loss", "target", "ranks"):
-        value = getattr(asked, name)
-        yield from [f"--{name}={value}"] if value not in (None, "") else []

@@ -32,6 +32,8 @@ from fxmem.show.text.explanation import summarize
 
 _PATIENCE_S: Final = 10.0
 """Seconds that a command has to end in when it is cancelled."""
+_MOST: Final = 5
+"""Entries of a list that an answer shows."""
 _MEANINGS: Final = {
     0: "done",
     1: "the program raised, does what no run without data can follow, or the answer is not known",
@@ -43,7 +45,8 @@ _INSTRUCTIONS: Final = (
     "Predicts the GPU memory of PyTorch programs and models without a GPU. Ask predict before a job is started; where "
     "it does not fit, advise, plan or max_batch; of an out-of-memory error, explain. Scripts run as they are on "
     "tensors without data; the user's files stay as they are, and nothing is sent. Numbers are bytes. What `unknowns` "
-    "and `assumptions` say, the number does not know."
+    "and `assumptions` say, the number does not know. `summary` is the answer in words; `left_out` counts what the "
+    "lists of `answer` have beyond it, and `file` has all."
 )
 
 
@@ -111,7 +114,7 @@ class ToolServer:
             raise UsageError("expected words without a NUL character, which no command line can have")
         text = asked.text if isinstance(asked, ExplainError) else ""
         budget = parse_bytes(asked.budget) if isinstance(asked, Predict) and asked.budget else None
-        code, said = await self._run(words, text, progress)
+        code, said, shown = await self._run(words, text, progress)
         if not answer.exists():
             return _refusal(code, said)
         found = json.loads(answer.read_text(encoding="utf-8"))
@@ -123,12 +126,12 @@ class ToolServer:
             meaning, code = fit.verdict, fit.exit_code
         elif isinstance(asked, ExplainError):
             meaning = summarize(Explanation.model_validate(found))
-        result = {key: value for key, value in found.items() if key not in tool.leaves_out}
-        if tool.keeps_report:
-            result["report"] = answer.stem
-        else:
-            answer.unlink()
-        return _result({"exit_code": code, "meaning": meaning, "said": said, "answer": result})
+        left_out = {key: len(found.pop(key)) for key in tool.leaves_out if found.get(key)}
+        result = _shorten(found, "", left_out) | ({"report": answer.stem} if isinstance(asked, Predict) else {})
+        head, *rest = shown.strip().split("\n\n")
+        summary = "\n".join([head, *(rest[:1] if head.startswith("Model") else ())])  # what it is of comes first
+        told = {"exit_code": code, "meaning": meaning, "summary": summary, "said": said}
+        return _result(told | {"answer": result, "left_out": left_out, "file": str(answer)})
 
     def _find(self, name: str) -> str:
         """The file of an earlier report."""
@@ -137,12 +140,16 @@ class ToolServer:
             raise UsageError(f"expected a report of predict ({', '.join(known) or 'none yet'}), got {name!r}")
         return str(self._kept / f"{name}.json")
 
-    async def _run(self, words: Sequence[str], text: str, progress: Callable[..., Awaitable[None]]) -> tuple[int, str]:
-        """Run a command of fxmem, which ends with the call; its exit code and the last line that it said."""
+    async def _run(
+        self, words: Sequence[str], text: str, progress: Callable[..., Awaitable[None]]
+    ) -> tuple[int, str, str]:
+        """Run a command of fxmem, which ends with the call; its exit code, the last line that it said, and its text."""
         command = [sys.executable, "-P", "-m", "fxmem", *words]
-        process = await anyio.open_process(
-            command, cwd=self._folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        shown = self._kept / "shown.txt"
+        with shown.open("wb") as stdout:
+            process = await anyio.open_process(
+                command, cwd=self._folder, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE
+            )
         assert process.stdin is not None
         assert process.stderr is not None
         said, count = "", 0
@@ -157,7 +164,7 @@ class ToolServer:
                     if line.startswith("fxmem: ") and not line.startswith("fxmem: wrote "):
                         said, count = line.removeprefix("fxmem: "), count + 1
                         await progress(count, None, said)
-            return await process.wait(), said
+            return await process.wait(), said, shown.read_text(encoding="utf-8", errors="replace")
         finally:
             with anyio.CancelScope(shield=True):
                 await _end(process)
@@ -172,6 +179,17 @@ async def _end(process: Any) -> None:
     if process.returncode is None:
         process.kill()
     await process.aclose()
+
+
+def _shorten(value: Any, path: str, left_out: dict[str, int]) -> Any:
+    """A value without what its lists have beyond their first entries, which `left_out` counts by path."""
+    if isinstance(value, dict):
+        return {key: _shorten(each, f"{path}.{key}".lstrip("."), left_out) for key, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > _MOST:
+        left_out[path] = left_out.get(path, 0) + len(value) - _MOST
+    return [_shorten(each, path, left_out) for each in value[:_MOST]]
 
 
 def _result(content: dict[str, Any], *, is_error: bool = False) -> CallToolResult:

@@ -54,7 +54,7 @@ _FORM: Final = "expected --over as batch=1,2,4, batch=1..64 (doubled), precision
 
 ARGUMENTS = (
     or_program(MODEL),
-    *(*STEP, TARGET, *LOOP, *COMPILE, *RANKS, *SHARDING),
+    *(*STEP, TARGET, *LOOP[:2], *COMPILE, *RANKS, *SHARDING),
     repeatable(
         "--over",
         metavar="NAME=VALUE[,VALUE]",
@@ -70,7 +70,7 @@ ARGUMENTS = (
     argument(
         "--markdown",
         metavar="FILE.md|-",
-        help=f"write the table into a README, between {BEGIN} and {END} where it has these lines; `-` for stdout",
+        help=f"write the table into a README, between {BEGIN} and {END}, or into a new file; `-` for stdout",
     ),
     *PROGRAM,
 )
@@ -106,9 +106,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _read_around(path: Path) -> tuple[str, str]:
-    """What stands before and after the table in a file; nothing where there is no file yet."""
+    """What stands before and after the table in a file; of a new one the two lines alone."""
     if not path.exists():
-        return "", ""
+        return f"{BEGIN}\n\n", f"\n{END}\n"
     text = path.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise UsageError(

@@ -127,12 +127,14 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
     rows = [fact for fact in facts.header_facts(drawing.profile) if fact.key != "model"]
     if drawing.plan is not None:
         rows.append(Fact("Plan", plan_words(drawing.plan), "plan"))
+    fit = facts.find_fit(drawing.profile, drawing.timeline.peak)
+    rows += [Fact("Memory", fit.verdict, "memory")] if fit.exit_code or fit.is_fitting is not None else []
     rows += facts.peak_facts(drawing.profile, drawing.timeline.peak)
     for fact in rows:
         for row, line in enumerate(wrap(fact.text, NOTE_SIZE + 1, width - _FACTS, lines=3)):
             y += _ROW
             parts += [text(_EDGE, y, fact.label, "label")] if fact.label and not row else []
-            parts.append(text(_EDGE + _FACTS, y, line, "strong" if fact.key in ("peak", "plan") else ""))
+            parts.append(text(_EDGE + _FACTS, y, line, "strong" if fact.key in ("memory", "peak", "plan") else ""))
     shares = facts.split(drawing.timeline.peak)
     for index, share in enumerate(shares):
         y += _ROW

@@ -123,7 +123,7 @@ _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
 # --- what a model reads of its tensors in a real run ------------------------------------------------------------------
 # Some models decide by their data: which experts run, how many boxes there are, when a loop ends. Their forward and
 # loss run once on the CPU, on a copy with real values (`fxmem.simulation.step.real_model`); what each operator
-# reads whose result hangs on values is kept. The fake run then finds these values where it comes to the same line.
+# reads whose result depends on values is kept. The fake run then finds these values where it comes to the same line.
 
 
 _Place = tuple[Any, str, int]
@@ -228,7 +228,7 @@ class Values:
     def answer(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: torch_common.FakeTensorMode
     ) -> Any:
-        """The result of an operator that hangs on values which a fake has not; NotImplemented where there is none.
+        """The result of an operator that depends on values which a fake has not; NotImplemented where there is none.
 
         Args:
             func, args, kwargs: the operator and its arguments.

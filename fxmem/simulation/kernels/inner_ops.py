@@ -148,13 +148,13 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
 # --- operators that run as others: their kernels call these, and allocate nothing else --------------------------------
 # The recorder sees the inner operators one by one, as those of what the dispatcher itself takes apart. Where a kernel
-# hangs on values, these have to be known.
+# depends on values, these have to be known.
 
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
 Answer = Callable[[Any, tuple[Any, ...]], Any]
-"""What an operator that hangs on values is answered, with these arguments."""
+"""What an operator that depends on values is answered, with these arguments."""
 
 COMPOSITES: Final[dict[Any, Kernel]] = {}
 """By operator: `kernel(answer, operator, *args, **kwargs)`, which leaves a call to others by NotImplemented."""

@@ -104,7 +104,7 @@ def _do(*_: Any, **__: Any) -> None:
 # Eager code computes it with whole matrices of scores (`sdpa_dense` of torch/_higher_order_ops/flex_attention.py). A
 # program that is analysed without its compiler still has the kernels' memory here, since few could run it otherwise.
 # Read in torch/_inductor/kernel/flex/flex_attention.py of 2.11. Not counted: the parts of the keys that it takes
-# apart for less than 128 queries (flex_decoding.py), whose number hangs on the card.
+# apart for less than 128 queries (flex_decoding.py), whose number depends on the card.
 
 
 def _empty(like: Tensor, shape: Sequence[int]) -> Tensor:

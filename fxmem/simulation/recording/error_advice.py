@@ -7,6 +7,7 @@ import os
 import re
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ import torch
 import fxmem
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, one_line
+from fxmem.records.units import format_shape
 from fxmem.simulation.code.source_lines import describe_place, walk_error
 from fxmem.simulation.kernels.packages import WITHOUT_ROWS, find_install
 
@@ -44,7 +46,10 @@ def describe_end(error: BaseException) -> str:
             f"{type(error).__name__}: torch's {higher[1]} is compiled or chosen at run time; where the program "
             "compiles what calls it, --compile as-is follows it"
         )
-    return one_line(error) + _of_missing_kernels(error) + _of_no_graph(str(error)) + _of_pretended_card(str(error))
+    asks = "; input() reads the answer from stdin: echo ANSWER | fxmem run" if isinstance(error, EOFError) else ""
+    return (
+        one_line(error) + asks + _of_missing_kernels(error) + _of_no_graph(str(error)) + _of_pretended_card(str(error))
+    )
 
 
 def _of_no_graph(text: str) -> str:
@@ -184,13 +189,36 @@ _DIMENSIONS: Final = re.compile(
 )
 
 
-def missing_batch(text: str, inputs: Any) -> str:
-    """What to write where an image without a batch made the model raise; else empty."""
-    for tensor in torch_common.iterate_tensors(inputs) if _DIMENSIONS.search(text) else ():
-        channels, *size = tensor.shape or (0,)
-        if tensor.is_floating_point() and len(size) == 2 and channels in (1, 3, 4) and min(size) >= 8:
-            return f"is the batch missing? 1x{'x'.join(map(str, tensor.shape))}"
+_CHANNELS: Final = re.compile(r"expected input\[.*\] to have (\d+) channels, but got")
+_MISSING: Final = re.compile(r"(\w+)\.forward\(\) missing \d+ required positional arguments?: (.*)")
+
+
+def suggest_input(text: str, model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any]) -> str:
+    """What to write in the place of inputs that made the model raise; else empty."""
+    tensors = [("", each) for each in torch_common.iterate_tensors(args)]
+    tensors += [(f"{name}:", each) for name, each in kwargs.items() if isinstance(each, torch.Tensor)]
+    if (found := _MISSING.search(text)) and found[1] == type(model).__name__:
+        given = [f"{name}{format_shape(each.shape)}{_spell_dtype(each)}" for name, each in tensors]
+        lacks = [f"{name}:SHAPE[:DTYPE]" for name in re.findall(r"'(\w+)'", found[2])]
+        return f"each is an input of its own: {' '.join(f'--input {word}' for word in (*given, *lacks))}"
+    channels = _CHANNELS.search(text)
+    for name, tensor in tensors:
+        first, *size = shape = tuple(tensor.shape) or (0,)
+        if not tensor.is_floating_point():
+            continue
+        if "embedding expected indices" in text:
+            return f"are these token ids? --input {name}{format_shape(shape)}:int64"
+        if channels is not None and len(shape) == 4 and shape[-1] == int(channels[1]):
+            turned = format_shape((first, size[2], size[0], size[1]))
+            return f"are the channels last? --input {name}{turned}{_spell_dtype(tensor)}"
+        if _DIMENSIONS.search(text) and len(size) == 2 and first in (1, 3, 4) and min(size) >= 8:
+            return f"is the batch missing? --input {name}1x{format_shape(shape)}{_spell_dtype(tensor)}"
     return ""
+
+
+def _spell_dtype(tensor: torch.Tensor) -> str:
+    """The dtype as it follows a shape; empty for float32."""
+    return "" if tensor.dtype is torch.float32 else f":{tensor.dtype}".replace("torch.", "")
 
 
 # --- what other code of the user's raised ----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Data loaders, what torch traces, and processes of a program that runs on a pretended card.
 
-It is one rank, alone or in a world that is not there.
+It is one rank, alone or of ranks that do not run.
 """
 
 from __future__ import annotations

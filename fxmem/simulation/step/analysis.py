@@ -27,7 +27,7 @@ from fxmem.simulation.ranks.mailbox import Parallelize
 from fxmem.simulation.recording.assumptions import COMPILED
 from fxmem.simulation.recording.compiled import Compile, parse_compile
 from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers, answer_all_ways
-from fxmem.simulation.recording.error_advice import missing_batch, user_code_error
+from fxmem.simulation.recording.error_advice import suggest_input, user_code_error
 from fxmem.simulation.step.fake_model import EXPORTED, plain_model
 from fxmem.simulation.step.given.batches import read_batch
 from fxmem.simulation.step.given.losses import read_loss
@@ -292,7 +292,7 @@ def _trace(
         try:
             return trace_step(model, request, progress, make)
         except AnalysisError as error:
-            hint = missing_batch(str(error), (request.args, request.kwargs))
+            hint = suggest_input(str(error), model, request.args, request.kwargs)
             if not hint:
                 raise
             raise AnalysisError(f"{error}; {hint}") from error

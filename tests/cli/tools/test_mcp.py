@@ -162,8 +162,8 @@ class Told:
     async def report_progress(self, *_: Any) -> None: ...
 
 
-def answer(folder: Path, kept: Path, tool: str, report: str, code: int = 0, **arguments: Any) -> dict[str, Any]:
-    """What the server makes of a command that answers with this report and exit code."""
+def answer(folder: Path, kept: Path, tool: str, report: str, shown: str = "", **arguments: Any) -> dict[str, Any]:
+    """What the server makes of a command that answers with this report and text."""
     anyio = pytest.importorskip("anyio")
     pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
     from types import SimpleNamespace
@@ -171,9 +171,9 @@ def answer(folder: Path, kept: Path, tool: str, report: str, code: int = 0, **ar
     from fxmem.cli.tools.server import ToolServer
 
     class Server(ToolServer):
-        async def _run(self, words: Any, text: str, progress: Any) -> tuple[int, str]:
+        async def _run(self, words: Any, text: str, progress: Any) -> tuple[int, str, str]:
             (kept / Path(words[words.index("--json") + 1]).name).write_text(report)
-            return code, ""
+            return 0, "", shown
 
     kept.mkdir(exist_ok=True)
     params = SimpleNamespace(name=tool, arguments=arguments)
@@ -207,6 +207,47 @@ def test_an_explained_message_is_answered_with_its_cause(folder: Path, tmp_path:
     assert re.match("Cause: the program is too large for the card: .*. To do: a smaller batch", told["meaning"])
     compared = answer(folder, tmp_path / "k", "max_batch", "{}", model="torchvision:resnet18")
     assert compared["meaning"] == "done"
+
+
+def test_the_answer_is_short_and_its_file_whole(folder: Path, tmp_path: Path) -> None:
+    report = json.dumps({"nodes": [1] * 9, "modules": [{"path": "a", "calls": [1] * 12}] * 7, "restored": []})
+    shown = "Change  +2 MiB\nMost  layer1\n\nNode  Before\n"
+    (tmp_path / "k").mkdir()
+    for name in ("report-1", "report-2"):
+        (tmp_path / "k" / f"{name}.json").write_text("{}")
+    told = answer(folder, tmp_path / "k", "compare", report, shown, before="report-1", after="report-2")
+    assert told["summary"] == "Change  +2 MiB\nMost  layer1"
+    assert told["answer"] == {"modules": [{"path": "a", "calls": [1] * 5}] * 5, "restored": []}
+    assert told["left_out"] == {"nodes": 9, "modules": 2, "modules.calls": 35}
+    assert json.loads(Path(told["file"]).read_text()) == json.loads(report)
+    told = answer(folder, tmp_path / "k", "plan", "{}", "Model  a\nTarget  b\n\nPeak  7\n\nNode  c", model="hf:A")
+    assert told["summary"] == "Model  a\nTarget  b\nPeak  7"
+
+
+@pytest.mark.parametrize(
+    ("tool", "fields", "words"),
+    [
+        (
+            "predict",
+            {"model": "hf:A", "batch": 4, "settings": ["n=2"], "lora": "r=8"},
+            "--batch=4 --set=n=2 --lora=r=8",
+        ),
+        ("predict", {"model": "hf:A", "mode": "generate", "budget": "1GiB"}, ""),
+        ("sweep", {"model": "hf:A", "over": ["batch=1..4", "card=t4"]}, "--over=batch=1..4 --over=card=t4"),
+        ("shard", {"model": "hf:A", "cards": "8xh100"}, "--cards=8xh100"),
+        ("kv_cache", {"model": "hf:A", "context": "4096"}, "--context=4096"),
+        ("cards", {"model": "hf:A", "compile": "default", "mesh": "fsdp=8"}, "--compile=default --mesh=fsdp=8"),
+    ],
+)
+def test_each_argument_is_the_option_of_its_name(tool: str, fields: dict[str, Any], words: str, folder: Path) -> None:
+    asked = TOOLS[tool].request(**fields)
+    verb = "generate" if "mode" in fields else tool.replace("_", "-").replace("predict", "analyze")
+    assert [*TOOLS[tool].words(asked, folder)] == [verb, "hf:A", *words.split()]
+
+
+def test_what_does_not_apply_to_a_program_is_not_dropped(folder: Path) -> None:
+    asked = Predict(program=("train.py",), optimizer="sgd")
+    assert "--optimizer=sgd" in TOOLS["predict"].words(asked, folder)  # which `run` refuses by its name
 
 
 @contextlib.asynccontextmanager
@@ -269,7 +310,7 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             plan = await agent.ask("plan", program=["deep.py", "20000"], target="rtx3080", budget="75%")
             answer = plan["answer"]
             assert answer["after"]["allocated_bytes"] <= answer["budget_bytes"] < answer["before"]["allocated_bytes"]
-            (folder / "plan.json").write_text(json.dumps(answer))
+            (folder / "plan.json").write_bytes(Path(plan["file"]).read_bytes())
             planned = "import fxmem\nmodel = fxmem.checkpoint(model, fxmem.load_plan('plan.json'))\noptimizer ="
             (folder / "planned.py").write_text((folder / "deep.py").read_text().replace("optimizer =", planned, 1))
             kept = await agent.ask("predict", program=["planned.py", "20000"], target="rtx3080")
@@ -286,7 +327,7 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             assert "closest: train.py" in (await agent.ask("predict", program=["tran.py"]))["said"]
             assert "rtx3080" in (await agent.ask("predict", program=["train.py", "1"], target="rtx308"))["said"]
             assert "for which this server" in (await agent.ask("predict", program=["../outside.py"]))["said"]
-            assert "schema of predict" in (await agent.ask("predict", batch=3))["said"]
+            assert "schema of predict" in (await agent.ask("predict", bugdet="3GiB"))["said"]
             assert agent.progress
 
     anyio.run(work)

@@ -154,6 +154,13 @@ def test_the_head_names_model_inputs_target_and_the_split_of_the_peak() -> None:
     assert root.findtext(f"{SVG}title") == "Small: memory of one training step"
 
 
+def test_the_head_says_that_a_step_does_not_fit() -> None:
+    timeline = liveness.timeline(small_profile())
+    peak = timeline.peak.model_copy(update={"fits": False, "room_bytes": MIB, "reserved_bytes": 2 * MIB})
+    svg = render(small_profile(), timeline.model_copy(update={"peak": peak})).svg
+    assert "does NOT fit" in svg
+
+
 def test_frames_are_modules_with_the_sums_of_what_is_inside() -> None:
     root = drawn(small_profile())
     (frame,) = (each for each in root.iter(f"{SVG}g") if each.get("class") == "frame")

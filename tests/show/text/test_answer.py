@@ -128,6 +128,17 @@ def test_what_never_gets_a_gradient_is_not_trained(kind: Kind) -> None:
     assert describe_weights(held.model_copy(update={"storages": (parameters[0], scale, *of_it)})) == ""
 
 
+def test_narrow_weights_are_said_to_have_no_float32_copy() -> None:
+    profile = small_profile()
+    own = next(each for each in profile.storages if each.kind is Kind.PARAMETER)
+    narrow = own.model_copy(update={"name": "net.weight", "dtype": "bfloat16", "nbytes": 1 << 20})
+    state = narrow.model_copy(update={"kind": Kind.OPTIMIZER_STATE, "name": "net.weight.exp_avg"})
+    held = profile.model_copy(update={"storages": (narrow, state)})
+    assert describe_weights(held) == "weights: bfloat16, no float32 copy"
+    copied = held.model_copy(update={"storages": (narrow, state.model_copy(update={"dtype": "float32"}))})
+    assert describe_weights(copied) == "weights: bfloat16"
+
+
 def test_whose_gradients_lie_in_a_bucket_is_not_known() -> None:
     """Those of an LSTM whose weights are not flat: they are one tensor of cuDNN's. What an optimizer keeps tells."""
     profile = small_profile()

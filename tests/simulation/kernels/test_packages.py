@@ -125,6 +125,7 @@ def test_rows_imported_once_serve_the_next_recording(halving: Package) -> None:
 def test_a_package_that_is_not_there_is_named_with_how_to_install_it(halving: Package) -> None:
     said = describe_end(ModuleNotFoundError("No module named 'halving'"))
     assert said.endswith("; its kernels are known, and its Python is enough: pip install halving")
+    assert describe_end(EOFError("EOF when reading a line")).endswith("stdin: echo ANSWER | fxmem run")
     said = describe_end(ImportError("the package for FlashAttention2 doesn't seem to be installed"))
     assert said.endswith("SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation flash-attn")
     assert describe_end(ImportError("No module named 'halved'")).endswith("'halved'")

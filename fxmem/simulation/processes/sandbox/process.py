@@ -357,6 +357,9 @@ def _work(
             return 0
         if _ASK is not None:
             faulthandler.register(_ASK, where, all_threads=False)
+            # Who ends a group of processes, as `timeout` does, ends this one before it is asked; any thread may get it.
+            faulthandler.register(signal.SIGTERM, where, chain=True)
+            os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
         settle_threads(torch.get_num_threads())
         found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:

@@ -189,7 +189,7 @@ def _find_optimizers(made: Any) -> Iterator[Optimizer]:
 
 
 def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepRequest]:
-    """The model and the request with what hangs on each other settled. What is settled already stays.
+    """The model and the request with what depends on each other settled. What is settled already stays.
 
     Raises:
         UsageError: an input that forward does not have, or a loss of an unknown name.

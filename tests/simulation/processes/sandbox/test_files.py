@@ -435,6 +435,19 @@ def test_nothing_is_left_when_fxmem_itself_is_ended(folder: Path, by: signal.Sig
     assert not child.exists()
 
 
+@pytest.mark.truth
+@needs_view
+def test_a_group_that_is_terminated_says_where_the_program_was(folder: Path) -> None:
+    (folder / "wait.py").write_text("import time\nprint('WAITS', flush=True)\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "fxmem", "run", "--target", "rtx3080", "wait.py"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True) as fxmem_:
+        assert fxmem_.stderr is not None
+        assert any(line == "WAITS\n" for line in fxmem_.stderr)
+        time.sleep(0.5)
+        os.killpg(fxmem_.pid, signal.SIGTERM)  # as `timeout` does
+        assert fxmem_.stderr.read() == "fxmem: terminated; the program was at wait.py:3\n"
+
+
 def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"{PREFIX}left" / "upper" / "without rights").mkdir(parents=True)
