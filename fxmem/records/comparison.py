@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fxmem.records.profile import Count, Headed, Kind, Mapped, Phase, Record, SourceLine, Versioned
+from fxmem.records.parts import Count
+from fxmem.records.profile import Headed, Kind, Mapped, Phase, Record, SourceLine, Versioned
 
 
 class QuantityChange(Record):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,7 +54,9 @@ def bisect(command: str, good: str, bad: str, tell: Callable[[str], None] = lamb
     if subprocess.run(["git", "merge-base", "--is-ancestor", first, last], check=False).returncode:
         raise UsageError(f"expected {good} to be an ancestor of {bad}: the first is the one whose peak is right")
     commits = [first, *_git("rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()]
-    with _clone(top) as folder:
+    with tempfile.TemporaryDirectory(prefix="fxmem-bisect-", ignore_cleanup_errors=True) as name:
+        folder = Path(name, Path(top).name)
+        _git("clone", "--quiet", "--shared", "--no-checkout", top, str(folder))
         asked = _Asked(words, commits, folder, tell)
         begin, end = asked.require(0, good), asked.require(len(commits) - 1, bad)
         peaks = _peak(begin), _peak(end)
@@ -104,16 +105,6 @@ def _git(*words: str, of: str = "") -> str:
     return done.stdout.strip()
 
 
-@contextlib.contextmanager
-def _clone(top: str) -> Iterator[Path]:
-    """A folder with the repository's commits, and links to the files that git does not know."""
-    with tempfile.TemporaryDirectory(prefix="fxmem-bisect-", ignore_cleanup_errors=True) as name:
-        folder = Path(name, Path(top).name)
-        command = ["git", "clone", "--quiet", "--shared", "--no-checkout", top, str(folder)]
-        subprocess.run(command, check=True, capture_output=True)
-        yield folder
-
-
 class _Asked:
     """The reports of commits that were asked; None where the command failed."""
 
@@ -143,8 +134,7 @@ class _Asked:
     def _check_out(self, commit: str) -> None:
         for link in self._links:
             link.unlink(missing_ok=True)
-        git = ["git", "-C", str(self._folder)]
-        subprocess.run([*git, "checkout", "--quiet", "--force", "--detach", commit], check=True, capture_output=True)
+        _git("-C", str(self._folder), "checkout", "--quiet", "--force", "--detach", commit)
         places = [self._folder / each.rstrip("/") for each in self._others.split("\0") if each]
         free = [each for each in places if each.parent.is_dir() and not os.path.lexists(each)]
         self._links = [each for each in free if each.name not in _LEFT_BEHIND]
