@@ -28,7 +28,7 @@ from fxmem.records.profile import Profile, SourceLine, Timeline
 from fxmem.records.units import Application
 from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html import PageOptions, notebook, notebook_html, report_html
-from fxmem.show.html.changes import best_changes
+from fxmem.show.html.changes import _changed_lines, best_changes
 from fxmem.show.html.page import link_data, script_json
 from tests import ROOT
 from tests.profiles import CPU, deep_profile, make_profile, profiles, small_profile
@@ -382,6 +382,30 @@ def test_what_a_change_saves_is_what_its_code_does() -> None:
     assert find_code("net.py", None) == ""
     assert find_code("lib/site-packages/nets/net.py") == ""
     assert "load_plan" in find_code("net.py", None, analysed=True)
+
+
+PATCH = """--- a/model.py
++++ b/model.py
+@@ -5,4 +5,5 @@
+ a
+-    b
+-    c
++    with d:
++        b
+ e
++f
+--- a/train.py
++++ b/train.py
+@@ -1,2 +1,1 @@
+-x
+ y
+"""
+
+
+def test_a_patch_is_shown_by_the_lines_that_it_changes() -> None:
+    shown = "# model.py:6\n-    b\n-    c\n+    with d:\n+        b\n# model.py:9\n+f\n# train.py:1\n-x"
+    assert "\n".join(_changed_lines(PATCH)) == shown
+    assert not [*_changed_lines("")]
 
 
 def test_a_plan_is_framed_in_the_graph_and_its_frames_can_be_folded() -> None:

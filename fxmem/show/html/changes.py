@@ -67,8 +67,27 @@ def _from_advice(advice: Advice) -> Iterator[Change]:
         extra = f", {format_flops(each.extra_flops)} FLOPs more" if (each.extra_flops or 0) > 0 else ""
         worth = f"saves {format_bytes(each.saved_bytes)}, {percent(each.saved_bytes, whole)}{extra}; {effect}"
         rank = (each.growth_bytes is None, each.effect in ("training", "output"), -each.saved_bytes)
-        code = "\n".join(filter(None, [each.patch.rstrip() or each.code, each.note and f"# {each.note}"]))
+        code = "\n".join(_changed_lines(each.patch)) or each.code
+        code = "\n".join(filter(None, [code, each.note and f"# {each.note}"]))
         yield Change(each.title, worth, code, True, rank)
+
+
+def _changed_lines(patch: str) -> Iterator[str]:
+    """The lines that a patch changes, each group after its place; the whole is for `git apply`."""
+    file, number, is_within = "", 0, False
+    for line in patch.splitlines():
+        if line.startswith("--- a/"):
+            number = 0
+        elif line.startswith("+++ b/"):
+            file = line.removeprefix("+++ b/")
+        elif line.startswith("@@"):
+            number, is_within = int(line.split()[1].partition(",")[0].removeprefix("-")), False
+        elif number and line[:1] in ("-", "+"):
+            yield from () if is_within else [f"# {file}:{number}"]
+            yield line
+            number, is_within = number + (line[0] == "-"), True
+        else:
+            number, is_within = number + bool(number), False
 
 
 def _from_plan(plan: Plan) -> Change:

@@ -28,6 +28,8 @@ _Outcome = Outcome[Any, Any]
 
 _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
+_LONG_RUN = 10_000
+"""Steps of a long run."""
 _TRIED = 100
 """A change that by the record cannot free this part of the peak is not tried."""
 _NOT_OF_THE_MODEL = ("expandable", "release")
@@ -478,7 +480,7 @@ class _Advisor:
 
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.step.profile)
-        growth = _find_less_growth(self.step.profile, reached.profile)
+        growth = _find_less_growth(self.step, reached.profile)
         less = () if growth is None else (f"it then grows by {growth:,} bytes a step",)
         repeats = self.bench.parts(reached)  # a step of micro-batches runs that often
         return Suggestion(
@@ -532,11 +534,13 @@ def _list_backward(profile: Profile, others: Container[str]) -> list[tuple[str, 
     return [(op.name, made.get(index, [])) for index, op in ops if op.name not in others]
 
 
-def _find_less_growth(before: Profile, after: Profile) -> int | None:
-    """How many bytes a step a program grows by, where one of those that grew before grows no more."""
-    was, is_now = (() if each.step.program is None else each.step.program.grown for each in (before, after))
-    left = {each.holder for each in is_now}
-    return sum(each.nbytes for each in is_now) if any(each.holder not in left for each in was) else None
+def _find_less_growth(before: ProfiledStep, after: Profile) -> int | None:
+    """How many bytes a step a program grows by, where one of those that grew before grows no more; one that in
+    `_LONG_RUN` steps comes to less than a thousandth of the peak does not count."""
+    was, is_now = (() if each.step.program is None else each.step.program.grown for each in (before.profile, after))
+    left, least = {each.holder for each in is_now}, before.peak.counted_bytes // (_WORTH * _LONG_RUN)
+    is_less = any(each.holder not in left and each.nbytes > least for each in was)
+    return sum(each.nbytes for each in is_now) if is_less else None
 
 
 def _order(change: _Change) -> tuple[bool, str]:
