@@ -133,16 +133,13 @@ class CardRun(NamedTuple):
     """What a program's own allocator says, which was driven while it ran."""
 
     allocated_bytes: int
-    """The most that was allocated in the profile's round, where blocks lay as earlier rounds had left them; 0 where
-    that is not known."""
+    """The most that was allocated in the profile's round, where that is no loop's; else 0."""
     reserved_bytes: int
     """The most it had reserved: set-up may have left more than the step needs."""
     shortage: str
     """What the card had no memory for, and where; empty where there was enough."""
     is_ended: bool
     """Whether that ended the program; the request counts then, too."""
-    is_loop: bool = True
-    """Whether the profile's round is a loop's, which the replay goes on with."""
     smaller_plans: int = 0
     """As `Peak.smaller_plans`."""
 
@@ -169,9 +166,10 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     allocated, reserved = found.allocated_bytes, found.reserved_bytes
     waiting = _reserved_if_all_wait(profile, settings)
     if run is not None:
-        reserved = max((reserved or 0) if run.is_loop and not run.is_ended else 0, run.reserved_bytes)
+        replayed = 0 if run.allocated_bytes else reserved or 0
+        reserved = max(replayed, run.reserved_bytes)
         # Replayed without the limit that the program may have set itself.
-        allocated = min(run.allocated_bytes or allocated or 0, reserved)
+        allocated = min(max(allocated or 0, run.allocated_bytes), reserved)
     fits = None if room is None else not shortage
     if fits and room is not None:  # what is cached goes back where it is in the way
         allocated, reserved = min(allocated or 0, room), min(reserved or 0, room)

@@ -69,7 +69,7 @@ class RecordedProgram(ProfiledStep):
         memory, shown = self._code.memory, self._code.rounds.shown
         wanted = None if memory is None or not self._refusal else memory.wanted
         allocated, reserved = wanted or (0, 0)
-        if shown is not None:
+        if shown is not None and not shown.record.is_whole:
             allocated = max(allocated, shown.record.allocated_bytes or 0)
         rounds = (self.setup, *self.rounds)
         reserved = max([reserved, *(each.reserved_bytes or 0 for each in rounds if each is not None)])
@@ -78,8 +78,7 @@ class RecordedProgram(ProfiledStep):
         ends = [max(each.end_bytes or 0, each.reserved_bytes or 0) for each in passes]
         reserved = max([reserved, *ends, 0 if longest is None else longest.reserved_bytes or 0])
         plans = 0 if memory is None else memory.smaller_plans
-        is_loop = shown is None or shown.record.is_whole
-        run = CardRun(allocated, reserved, self.shortage, wanted is not None, is_loop, plans)
+        run = CardRun(allocated, reserved, self.shortage, wanted is not None, plans)
         return complete_timeline(self.profile, self.environ, run)
 
     @property
