@@ -254,16 +254,13 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     if getattr(options, "checkpoints", None):  # of a sweep they are in its grid
         from fxmem.whatif.source import checkpoint_blocks
 
-        module, notes = (
-            checkpoint_blocks(module),
-            (*notes, "each repeated block is checkpointed (--checkpoints blocks)"),
-        )
+        module = checkpoint_blocks(module)
+        notes = (*notes, "each repeated block is checkpointed (--checkpoints blocks)")
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=notes)
     return analyze_step(module, request, progress)
 
 
 _CHANGES_WEIGHTS = ("--set", "--weights", "--quantize", "--lora", "--freeze", "--optimizer")
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def _describe_least(options: argparse.Namespace) -> str:
@@ -277,7 +274,7 @@ def _describe_least(options: argparse.Namespace) -> str:
         return ""
     count, dtype = found
     copies, what = (4, ", their gradients and AdamW's two states") if options.mode == "train" else (1, "")
-    least = format_bytes(count * _BYTES[dtype] * copies)
+    least = format_bytes(count * (4 if dtype == "float32" else 2) * copies)
     return f"at least {least}: {count:,} parameters in {dtype}{what}; the whole follows"
 
 

@@ -69,10 +69,8 @@ def bisect(command: str, good: str, bad: str, tell: Callable[[str], None] = lamb
             if at is None:
                 break
             found = asked.require(at, commits[at])
-            if abs(_peak(found) - peaks[1]) < abs(_peak(found) - peaks[0]):
-                high, end = at, found
-            else:
-                low, begin = at, found
+            is_bad = abs(_peak(found) - peaks[1]) < abs(_peak(found) - peaks[0])
+            low, high, begin, end = (low, at, begin, found) if is_bad else (at, high, found, end)
     subject = _git("show", "--no-patch", "--format=%s", commits[high])
     commit = Commit(name=commits[high], subject=subject, asked=len(asked.reports), passed_over=high - low - 1)
     return Bisected(begin, end, commit)

@@ -60,11 +60,6 @@ class ProgramEdits:
     source_edits: tuple[SourceEdit, ...] = ()
     """Of files of the program's."""
 
-    @property
-    def is_written(self) -> bool:
-        """Whether edits of the source are all that there is."""
-        return self == ProgramEdits(source_edits=self.source_edits)
-
     def prepare(self, name: str, module: torch.nn.Module) -> None:
         """Change a model of the program before its first call, as `record` asks for it."""
         if name == estimate.find_root(self.regions):

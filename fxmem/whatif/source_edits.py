@@ -24,11 +24,6 @@ class SourceEdit(NamedTuple):
     text: str
 
 
-def read_lines(path: str) -> list[str]:
-    """The lines of a file as Python reads them; none where there is no such file."""
-    return linecache.getlines(path)
-
-
 def _split(text: str) -> list[str]:
     """Lines as Python's files have them: a form feed ends none."""
     return text.replace("\n", "\n\0").split("\0")[: None if not text.endswith("\n") else -1]
@@ -47,7 +42,7 @@ def apply_edits(edits: Iterable[SourceEdit]) -> Mapping[str, str]:
             is_same = one[:4] == other[:4] and not (one.text.endswith("\n") and other.text.endswith("\n"))
             if one.line == other.line and (one.end > other.begin or is_same):
                 raise ValueError(f"two edits of line {one.line}")
-        lines = [each.encode() for each in (*read_lines(path), "")]
+        lines = [each.encode() for each in (*linecache.getlines(path), "")]
         for _, line, begin, end, text in reversed(there):
             old = lines[line - 1]
             lines[line - 1] = old[:begin] + text.encode() + old[end:]
@@ -59,7 +54,7 @@ def edited_lines(edits: Iterable[SourceEdit], first: int, last: int) -> str:
     """The lines `[first, last]` of the one file that is edited there."""
     edits = list(edits)
     path = edits[0].path
-    beyond = len(read_lines(path)) - last
+    beyond = len(linecache.getlines(path)) - last
     lines = _split(apply_edits(edits)[path])
     return "".join(lines[first - 1 : len(lines) - beyond])
 
@@ -76,22 +71,19 @@ def write_patch(edits: Iterable[SourceEdit], folder: str) -> str:
 
 
 def _diff_file(path: str, text: str, folder: str) -> Iterator[str]:
-    name = os.path.relpath(path, folder)
+    name = os.path.relpath(path, folder).replace(os.sep, "/")
     if name.startswith(os.pardir) or os.path.isabs(name):
         raise ValueError(f"{path} is not below {folder}")
     raw = Path(path).read_bytes().decode()
     mark = raw[: raw.startswith("\ufeff")]
     ending = "\r\n" if "\r\n" in raw else "\n"
     old = raw[len(mark) :].replace("\r\n", "\n")
-    if old.removesuffix("\n") != "".join(read_lines(path)).removesuffix("\n"):
+    if old.removesuffix("\n") != "".join(linecache.getlines(path)).removesuffix("\n"):
         raise ValueError(f"{path} is not as it was when it ran")
     text = text if old.endswith("\n") or not old else text.removesuffix("\n")
-    name = name.replace(os.sep, "/")
     diff = difflib.unified_diff(_split(mark + old), _split(mark + text), f"a/{name}", f"b/{name}")
     for number, line in enumerate(diff):
         if not line.endswith("\n"):
             yield f"{line}\n\\ No newline at end of file\n"
-        elif number < 2 or line.startswith("@@"):
-            yield line
         else:
-            yield line.removesuffix("\n") + ending
+            yield line if number < 2 or line.startswith("@@") else line.removesuffix("\n") + ending

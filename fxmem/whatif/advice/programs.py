@@ -65,7 +65,8 @@ class ProgramWay(RunWay):
 
     def write_patch(self) -> str:
         """See `RunWay.write_patch`: of files below the working folder."""
-        if self.unseen_edits is None or self.released or not self.edits.is_written:
+        is_written = self.edits == ProgramEdits(source_edits=self.edits.source_edits)
+        if self.unseen_edits is None or self.released or not is_written:
             return ""
         edits = (*self.edits.source_edits, *self.unseen_edits)
         if not all(is_own_file(each.path) for each in edits):

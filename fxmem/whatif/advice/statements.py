@@ -6,10 +6,11 @@ import ast
 import os
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from linecache import getlines
 from typing import Any, Final
 
 from fxmem.simulation.code.source_lines import last_name
-from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines, read_lines
+from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines
 
 Edits = tuple[SourceEdit, ...]
 """Of one file or several; empty where no simple way is known."""
@@ -187,7 +188,7 @@ def run_within(file: str, first: int, last: int, context: str) -> Edits:
     strings = (node for each in inside for node in ast.walk(each) if isinstance(node, (ast.Constant, ast.JoinedStr)))
     if begin != first or any(_ends(each) for each in inside) or any(node.lineno != node.end_lineno for node in strings):
         return ()  # a string of several lines would get another text
-    path, lines = os.path.realpath(file), read_lines(file)
+    path, lines = os.path.realpath(file), getlines(file)
     indentation = _indentation(file, inside[0])
     if "\t" in indentation:
         return ()
@@ -198,7 +199,7 @@ def run_within(file: str, first: int, last: int, context: str) -> Edits:
 
 def replace_statement(file: str, line: int, code: str, after: str) -> Edits:
     """Write lines in the place of the statement that begins at a line, whose code is given as it is."""
-    path, lines = os.path.realpath(file), read_lines(file)
+    path, lines = os.path.realpath(file), getlines(file)
     count = len(code.splitlines())
     there = lines[line - 1 : line - 1 + count]
     if textwrap.dedent("".join(there)).strip() != code.strip():
@@ -284,7 +285,7 @@ def _replace(path: str, node: ast.expr, text: str) -> SourceEdit:
 def _parse(file: str) -> ast.Module:
     """A file's statements; none where it cannot be read or parsed."""
     try:
-        return ast.parse("".join(read_lines(os.path.realpath(file))))
+        return ast.parse("".join(getlines(os.path.realpath(file))))
     except (SyntaxError, ValueError):
         return ast.Module([], [])
 
@@ -308,14 +309,14 @@ def _find_calls(file: str, names: Collection[str]) -> Iterator[ast.Call]:
 
 
 def _indentation(file: str, statement: ast.stmt) -> str:
-    line = read_lines(os.path.realpath(file))[statement.lineno - 1]
+    line = getlines(os.path.realpath(file))[statement.lineno - 1]
     return line[: len(line) - len(line.lstrip())]
 
 
 def _append_argument(file: str, call: ast.Call, argument: str) -> SourceEdit:
     path = os.path.realpath(file)
     number, end = call.end_lineno or 0, (call.end_col_offset or 1) - 1
-    lines = [each.encode() for each in read_lines(path)]
+    lines = [each.encode() for each in getlines(path)]
     before = lines[number - 1][:end].strip() or lines[number - 2].strip()
     return SourceEdit(path, number, end, end, argument if before.endswith((b",", b"(")) else f", {argument}")
 

@@ -386,8 +386,7 @@ class _Advisor:
         return None if reached is None else self._suggestion(chosen, reached)
 
     def _is_large(self, saved: int) -> bool:
-        whole: int = self.step.peak.counted_bytes
-        return saved * _TRIED >= whole
+        return bool(saved * _TRIED >= self.step.peak.counted_bytes)
 
     def candidates(self) -> list[tuple[_Change, Suggestion]]:
         """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not

@@ -297,7 +297,7 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             leak = await agent.ask("predict", program=["leak.py", "64"], target="rtx3080", until_steady=True)
             program = leak["answer"]["step"]["program"]
             assert program["growth_bytes"] > 0
-            assert leak["meaning"].startswith("grows by ")
+            assert "grows by 4 bytes a step" in leak["meaning"]
             assert "until step 1,000" in leak["meaning"]  # the program's own
             assert any("leak.py" in each["kept_at"] for each in program["grown"])
             # 6: mended as it says, it grows no more
