@@ -221,8 +221,7 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
 
     card = catalogue.target(options.target)
     require_torch(options)
-    if not options.quiet and (least := _describe_least(options)):
-        say(least)
+    _say_least(options)
     progress("loading torch")
     with pause_gc():
         from fxmem.simulation.ranks import make_plan
@@ -260,22 +259,22 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     return analyze_step(module, request, progress)
 
 
-_CHANGES_WEIGHTS = ("--set", "--weights", "--quantize", "--lora", "--freeze", "--optimizer")
+_CHANGES_WEIGHTS = ("--set", "--weights", "--quantize", "--lora", "--freeze", "--optimizer", "--download")
 
 
-def _describe_least(options: argparse.Namespace) -> str:
-    """What the weights of a known model take at least, and in training what goes with each: for the wait, by the table
-    of the hub's models alone, without torch. Empty where that does not say it."""
+def _say_least(options: argparse.Namespace) -> None:
+    """Say for the wait what the weights of a known model take, and in training what goes with them where it reaches
+    each: by the table of the hub's models alone, without torch. Nothing where that does not say it."""
     from fxmem.cli.hub_models import find_weights
 
     changing = (*(each for each in STEP if each.names[0] in _CHANGES_WEIGHTS), *RANKS, *SHARDING)
     found = find_weights(options.model.removeprefix("hf:")) if options.model.startswith("hf:") else None
-    if found is None or any(each.is_given(options) for each in changing):
-        return ""
+    if options.quiet or found is None or any(each.is_given(options) for each in changing):
+        return
     count, dtype = found
-    copies, what = (4, ", their gradients and AdamW's two states") if options.mode == "train" else (1, "")
-    least = format_bytes(count * (4 if dtype == "float32" else 2) * copies)
-    return f"at least {least}: {count:,} parameters in {dtype}{what}; the whole follows"
+    nbytes = count * (4 if dtype == "float32" else 2)
+    trained = f"; {format_bytes(4 * nbytes)} with gradients and AdamW's two states of all" * (options.mode == "train")
+    say(f"at least {format_bytes(nbytes)}: {count:,} parameters in {dtype}{trained}; the whole follows")
 
 
 def with_defaults(options: argparse.Namespace, arguments: Iterable[Argument], **given: Any) -> argparse.Namespace:
@@ -320,8 +319,7 @@ def analyze_generation(options: argparse.Namespace, progress: Progress) -> Gener
 
     card = catalogue.target(options.target)
     require_torch(options)
-    if not options.quiet and (least := _describe_least(options)):
-        say(least)
+    _say_least(options)
     progress("loading torch")
     from fxmem.cli.specs.inputs import make_batch, name_main_input, parse_input
     from fxmem.simulation.step.generation import GenerationRequest, check_generates, generate_step

@@ -39,11 +39,13 @@ class Suggestion(Record):
     """Of a program that keeps more after each step: how many bytes a step with the change, where one of its owners
     then keeps no more; None where none does."""
     patch: str = Field(default="", exclude_if=lambda value: not value)
-    """Of a program: the same as a change of the user's own files, which ran with it, for `git apply` in the folder in
-    which fxmem ran; empty where it is not known how, or is of other files."""
+    """Of a program: the same as a change of the user's own files, which ran with it (but for what sets the
+    allocator, which is replayed), for `git apply` in the folder in which fxmem ran; empty where it is not known how, or
+    is of other files."""
     same_backward: bool | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Whether backward runs the same operators as before in the same order, for results of the same shapes and dtypes;
-    None of a plan, with which it runs further ones."""
+    """Whether backward runs the same operators as before in the same order, for results of the same shapes and dtypes,
+    beside those of forward that it recomputes. What an optimizer runs is not compared: it may step within backward.
+    None where nothing is trained, and of a plan on objects."""
     note: str = ""
     """What to know before doing it."""
 

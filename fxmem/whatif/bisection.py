@@ -57,7 +57,7 @@ def bisect(command: str, good: str, bad: str, tell: Callable[[str], None] = lamb
     with tempfile.TemporaryDirectory(prefix="fxmem-bisect-", ignore_cleanup_errors=True) as name:
         folder = Path(name, Path(top).name)
         _git("clone", "--quiet", "--shared", "--no-checkout", top, str(folder))
-        asked = _Asked(words, commits, folder, tell)
+        asked = _Asked(words, commits, folder, Path(top), tell)
         begin, end = asked.require(0, good), asked.require(len(commits) - 1, bad)
         peaks = _peak(begin), _peak(end)
         if peaks[0] == peaks[1]:
@@ -106,10 +106,12 @@ def _git(*words: str, of: str = "") -> str:
 class _Asked:
     """The reports of commits that were asked; None where the command failed."""
 
-    def __init__(self, words: Sequence[str], commits: Sequence[str], folder: Path, tell: Callable[[str], None]) -> None:
-        self._words, self._commits, self._folder, self._tell = words, commits, folder, tell
-        self._top, self._prefix = Path(_git("rev-parse", "--show-toplevel")), _git("rev-parse", "--show-prefix")
-        self._others = _git("-C", str(self._top), "ls-files", "--others", "--directory", "-z")
+    def __init__(
+        self, words: Sequence[str], commits: Sequence[str], folder: Path, top: Path, tell: Callable[[str], None]
+    ) -> None:
+        self._words, self._commits, self._folder, self._top, self._tell = words, commits, folder, top, tell
+        self._prefix = _git("rev-parse", "--show-prefix")
+        self._others = _git("-C", str(top), "ls-files", "--others", "--directory", "-z")
         self._links: list[Path] = []
         self.reports: dict[int, Report | None] = {}
         self.error = ""

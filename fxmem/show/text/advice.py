@@ -80,12 +80,12 @@ def _describe_patch(advice: Advice, patched: Suggestion) -> Iterator[Fact]:
     worth = f"the peak is {format_bytes(patched.peak.counted_bytes)} with it"
     if patched.growth_bytes is not None:
         worth += f", and grows by {patched.growth_bytes:,} bytes a step"
-    backward = "the same operators on the same shapes" if patched.same_backward else "other operators"
-    backward += ", beside what it recomputes" if patched.same_backward and (patched.extra_flops or 0) > 0 else ""
+    if patched.same_backward is not None:
+        worth += "; backward runs "
+        worth += "the same operators on the same shapes" if patched.same_backward else "other operators"
+        worth += ", beside what it recomputes" if patched.same_backward and (patched.extra_flops or 0) > 0 else ""
     yield Fact("Patch", patched.title, tone="good")
-    yield Fact(
-        "", f"{files} {'file' if files == 1 else 'files'}, +{added} -{removed} lines: {worth}; backward runs {backward}"
-    )
+    yield Fact("", f"{files} {'file' if files == 1 else 'files'}, +{added} -{removed} lines: {worth}")
 
 
 def _list_rows(advice: Advice) -> list[Suggestion]:

@@ -153,7 +153,10 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         return free_by_record(names)
 
     def _extend_segments(self, make: Callable[[Any, Any], Any], way: ProgramWay, step: ProgramStep) -> ProgramWay:
-        edits = statements.set_variable(self._files[0], *next(iter(EXPANDABLE.items()))) if self._files else ()
+        edits: Edits = ()
+        program = self.step.program
+        if isinstance(program, ProgramCommand) and (script := os.path.realpath(program.launch.program)) in self._files:
+            edits = statements.set_variable(script, *next(iter(EXPANDABLE.items())))
         made: ProgramWay = make(way, step)
         return dataclasses.replace(made, unseen_edits=edits or None)
 

@@ -98,8 +98,7 @@ def delete_name(file: str, line: int, name: str) -> Edits:
     if not reads or len(reads) != len([*_loads(scope, name)]) or _ends(block[max(reads)]):
         return ()
     after = block[max(reads)]
-    indentation = _indentation(file, after)
-    return _checked([_insert(file, (after.end_lineno or 0) + 1, f"{indentation}del {name}\n")])
+    return _checked([_insert(file, (after.end_lineno or 0) + 1, f"{_indentation(file, after)}del {name}\n")])
 
 
 def _holds(block: list[Any], line: int) -> bool:
@@ -188,8 +187,8 @@ def run_within(file: str, first: int, last: int, context: str) -> Edits:
     strings = (node for each in inside for node in ast.walk(each) if isinstance(node, (ast.Constant, ast.JoinedStr)))
     if begin != first or any(_ends(each) for each in inside) or any(node.lineno != node.end_lineno for node in strings):
         return ()  # a string of several lines would get another text
-    path, lines = os.path.realpath(file), getlines(file)
-    indentation = _indentation(file, inside[0])
+    path = os.path.realpath(file)
+    lines, indentation = getlines(path), _indentation(file, inside[0])
     if "\t" in indentation:
         return ()
     edits = [SourceEdit(path, begin, 0, 0, f"{indentation}with {context}:\n{_INDENT}")]
@@ -199,9 +198,8 @@ def run_within(file: str, first: int, last: int, context: str) -> Edits:
 
 def replace_statement(file: str, line: int, code: str, after: str) -> Edits:
     """Write lines in the place of the statement that begins at a line, whose code is given as it is."""
-    path, lines = os.path.realpath(file), getlines(file)
-    count = len(code.splitlines())
-    there = lines[line - 1 : line - 1 + count]
+    path = os.path.realpath(file)
+    there = getlines(path)[line - 1 : line - 1 + len(code.splitlines())]
     if textwrap.dedent("".join(there)).strip() != code.strip():
         return ()
     indentation = there[0][: len(there[0]) - len(there[0].lstrip())]
@@ -243,7 +241,7 @@ def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator
             for call in _calls(statements, line, name)
         )
         if edits:
-            text = edited_lines(edits, statements[0].lineno, _last_line(statements))
+            text = edited_lines(edits, statements[0].lineno, max(each.end_lineno or 0 for each in statements))
             yield statements[0].lineno, textwrap.dedent(text).rstrip()
         else:
             yield from ((line, "") for line, _ in inside)
@@ -296,10 +294,6 @@ def _innermost(tree: ast.Module, line: int) -> tuple[ast.stmt, ...]:
         node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
     )
     return tuple(node for node in found if not any(isinstance(below, ast.stmt) for below in ast.iter_child_nodes(node)))
-
-
-def _last_line(statements: tuple[ast.stmt, ...]) -> int:
-    return max((each.end_lineno or 0 for each in statements), default=0)
 
 
 def _find_calls(file: str, names: Collection[str]) -> Iterator[ast.Call]:

@@ -368,11 +368,11 @@ class _Advisor:
     def patched(self) -> Suggestion | None:
         """The changes of the user's own lines that help together: those that leave the numbers as they are, and where a
         budget needs them, others. Of what lowers the reserved bytes alone there is need where memory is short."""
-        is_short = self.limit is not None or self.step.peak.fits is False
+        is_short, whole = self.limit is not None or self.step.peak.fits is False, self.step.peak.counted_bytes
         useful = [
             each
             for each in sorted(self._useful.values(), key=_rank)
-            if each.patch and (is_short or each.growth_bytes is not None or self._is_large(each.saved_bytes))
+            if each.patch and (is_short or each.growth_bytes is not None or each.saved_bytes * _TRIED >= whole)
         ]
         plans: list[list[_Change]] = [[], *([each] for each in self._written_plans if is_short)]
         chosen: Sequence[_Change] = ()
@@ -384,9 +384,6 @@ class _Advisor:
                 chosen, reached = self._drop_idle(chosen, reached)
                 break
         return None if reached is None else self._suggestion(chosen, reached)
-
-    def _is_large(self, saved: int) -> bool:
-        return bool(saved * _TRIED >= self.step.peak.counted_bytes)
 
     def candidates(self) -> list[tuple[_Change, Suggestion]]:
         """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not

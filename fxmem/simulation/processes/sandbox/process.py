@@ -359,7 +359,7 @@ def _work(
             faulthandler.register(_ASK, where, all_threads=False)
             # Who ends a group of processes, as `timeout` does, ends this one before it is asked; any thread may get it.
             faulthandler.register(signal.SIGTERM, where, chain=True)
-            os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
+            os.register_at_fork(after_in_child=_leave_terminations)
         settle_threads(torch.get_num_threads())
         found = answer_work(lambda: work(isolation))
         if (redirect := isolation.redirect) is not None:
@@ -376,6 +376,12 @@ def _work(
         atexit._run_exitfuncs()
         logging.shutdown()
     return 0
+
+
+def _leave_terminations() -> None:
+    """Let what the program starts end as without us, where the program itself handles no SIGTERM."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        faulthandler.unregister(signal.SIGTERM)
 
 
 def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[str], ours: Sequence[int]) -> None:

@@ -215,10 +215,9 @@ def test_a_view_is_had_beside_others_whose_folders_come_and_go() -> None:
 def test_what_another_process_removes_meanwhile_is_left_out_of_a_view(tmp_path: Path) -> None:
     new_root = tmp_path / "root"
     view = overlay._View(str(new_root), [], (), is_root=False)
-    for kind in ("folder", "file", "link"):
-        there = tmp_path / "old" / kind
-        there.parent.mkdir(exist_ok=True)
-        {"folder": there.mkdir, "file": there.touch, "link": lambda: there.symlink_to("file")}[kind]()  # noqa: B023
+    (tmp_path / "old/folder").mkdir(parents=True)
+    (tmp_path / "old/file").touch()
+    (tmp_path / "old/link").symlink_to("file")
     Path(f"{new_root}{tmp_path}/old").mkdir(parents=True)
     entries = list(os.scandir(tmp_path / "old"))
     for each in entries:
@@ -433,6 +432,28 @@ def test_nothing_is_left_when_fxmem_itself_is_ended(folder: Path, by: signal.Sig
     while (child := Path("/proc", asleep.split()[1], "exe")).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not child.exists()
+
+
+HANDLES = """
+import os, signal, time, torch
+torch.nn.Linear(8, 8).cuda()
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+there, here = os.pipe()
+if (pid := os.fork()) == 0:
+    os.write(here, b".")  # a signal before a fork is over is lost
+    time.sleep(60)
+    os._exit(0)
+os.read(there, 1)
+os.kill(pid, signal.SIGTERM)
+print("CHILD", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.truth
+@needs_view
+def test_a_program_s_own_handler_is_its_children_s(run: Run, folder: Path) -> None:
+    (folder / "handles.py").write_text(HANDLES)
+    assert "CHILD 7" in run("handles.py").err
 
 
 @pytest.mark.truth
