@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from fxmem.memory.figures import find_outermost
 from fxmem.records.parts import Growth
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind, Phase, Profile, Report
@@ -113,11 +114,32 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             most = bound({*gradients}, of=Phase.OPTIMIZER)
             edits = statements.add_after(self._files, names, "import fxmem\nfxmem.release_gradients({})")
             yield AnyChange(*RELEASE, _write(edits, {"releases_gradients": True}), note=RELEASE_NOTE, most=most)
+        yield from self._graph_changes()
         yield from growth_changes(self.step)
         yield from release_changes(self.step, self._release)
         if profile.target.device == "cuda":
             change = expandable_segments()
             yield dataclasses.replace(change, make=functools.partial(self._extend_segments, change.make))
+
+    def _graph_changes(self) -> Iterator[ProgramChange]:
+        """Yield a change that makes no graphs where no backward follows, and one for each graph that is retained."""
+        profile = self.step.profile
+        places = {each.place for each in self.step.findings if each.cause == "unused-graph"} if self._files else set()
+        calls = (each.source for each in find_outermost(profile) if each.source and each.source.place in places)
+        edits: list[SourceEdit] = []
+        for source in dict.fromkeys(each for each in calls if is_own_file(each.file)):
+            within = statements.run_within(source.file, source.line, source.line, "torch.no_grad()")
+            edits += (*within, *statements.add_import(source.file, "import torch")) if within else ()
+        if edits:
+            code, note = "with torch.no_grad():\n    out = model(x)", f"at {' and '.join(sorted(places))}"
+            title = "no graph where no backward follows"
+            yield AnyChange("no-grad", title, "none", code, _write(tuple(dict.fromkeys(edits))), note)
+        if profile.step.mode == "train":
+            for file in self._files:
+                for line, dropped in statements.drop_argument(file, "backward", "retain_graph=True"):
+                    place = f"{os.path.basename(file)}:{line}"
+                    title = f"no graph retained at {place}"
+                    yield AnyChange(f"free-graph:{place}", title, "none", "loss.backward()", _write(dropped))
 
     @functools.cached_property
     def _files(self) -> list[str]:
@@ -258,6 +280,15 @@ def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
         note = "at " + " and ".join(line.place for line in each)
         title = f"keep nothing of the card in {owners}"
         yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, _rewrite(each), note)
+
+    graphs = [each for each in grown if each.is_graph]
+    for place in dict.fromkeys(place for each in graphs for place in (each.kept_at, each.made_at) if place):
+        file, _, line = place.rpartition(":")
+        if is_own_file(os.path.realpath(file)) and (edits := statements.detach(file, int(line))):
+            changed = [each.line for each in edits]
+            code = textwrap.dedent(edited_lines(edits, min(changed), max(changed))).rstrip()
+            title = f"no graph of what {place} makes"
+            yield AnyChange(f"detach:{place}", title, "none", code, _write(edits), keeps_backward=True)
 
 
 class _KeepingLine(NamedTuple):

@@ -171,6 +171,8 @@ class AnyChange(Generic[WayT, StepT]):
     """Of changes with the same word here only one can be made."""
     most: Bound | None = None
     """The most that it frees, by the record of the step as it is; None: no bound is known."""
+    keeps_backward: bool = False
+    """Whether it is refused where backward runs other operators with it."""
 
 
 Change = AnyChange[Variant, Analysis]

@@ -90,3 +90,43 @@ def test_edits_of_a_program_s_files_are_tried(tmp_path: Path, monkeypatch: pytes
     assert found[0].saved_bytes > found[1].saved_bytes
     assert (found[1].growth_bytes or 0) >= 1 << 20
     assert [(tmp_path / name).read_text(encoding="utf-8") for name in ("train.py", "meter.py")] == [PROGRAM, METER]
+
+
+GRAPHS = {
+    "no-grad": (
+        "    loss = net(x).sum()\n    loss.backward()\n    optimizer.step()\nfor _ in range(2):\n    out = net(big)\n",
+        2,
+        "+    with torch.no_grad():\n+        out = net(big)\n",
+    ),
+    "free-graph:train.py:11": (
+        "    loss = net(x).exp().sum()\n    losses.append(loss)\n    losses[-1].backward(retain_graph=True)\n"
+        "    optimizer.step()\n",
+        5,
+        "+    losses[-1].backward()\n",
+    ),
+    "detach:train.py:10": (
+        "    def join(value):\n        return value + net(x).exp().sum()\n"
+        "    loss = net(x).exp().sum()\n    setattr(meter, 'norm', join(getattr(meter, 'norm', 0)))\n"
+        "    loss.backward()\n    optimizer.step()\n",
+        5,
+        "+        return (value + net(x).exp().sum()).detach()\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("key", GRAPHS)
+def test_graphs_that_nothing_needs_are_not_kept(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, steps, written = GRAPHS[key]
+    begin = PROGRAM.replace("from meter import Meter\n", "class Meter: pass\n").partition("total = 0")[0]
+    begin += f"x, losses = torch.ones(1024, 256, device='cuda'), []\nfor _ in range({steps}):\n"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(begin.replace("\n\n", "\n") + body.replace("big", "x.repeat(16, 1)"))
+    bench = make_bench(ProgramStep(ProgramCommand(Launch("train.py"), catalogue.target("rtx3080"), 5)))
+    advisor = _Advisor(bench, None, lambda _: None, lambda _: None)
+    changes = {each.key: each for each in bench.changes()}
+    assert key in changes
+    found = advisor._suggestion([changes[key]], advisor._outcome([changes[key]]))
+    assert found.saved_bytes >= 1 << 20
+    assert found.same_backward is not False
+    assert written.replace("big", "x.repeat(16, 1)") in found.patch
