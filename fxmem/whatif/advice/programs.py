@@ -134,6 +134,12 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             code, note = "with torch.no_grad():\n    out = model(x)", f"at {' and '.join(sorted(places))}"
             title = "no graph where no backward follows"
             yield AnyChange("no-grad", title, "none", code, _write(tuple(dict.fromkeys(edits))), note)
+        loaded = (each.place for each in self.step.findings if each.cause == "weights-twice" and each.place)
+        for file, _, number in (each.rpartition(":") for each in (loaded if self._files else ())):
+            edits = [*statements.set_argument(file, int(number), "load", 'map_location="cpu"')]
+            if edits:
+                code, title = 'torch.load(path, map_location="cpu")', "the checkpoint on the host"
+                yield AnyChange("load-on-host", title, "none", code, _write(tuple(edits)), f"at {file}:{number}")
         if profile.step.mode == "train":
             for file in self._files:
                 for line, dropped in statements.drop_argument(file, "backward", "retain_graph=True"):

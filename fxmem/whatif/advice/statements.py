@@ -171,6 +171,18 @@ def add_after(files: Iterable[str], names: Collection[str], code: str) -> Edits:
     return _checked([_insert(file, (statement.end_lineno or 0) + 1, f"{lines}\n")])
 
 
+def set_argument(file: str, line: int, name: str, argument: str) -> Edits:
+    """Give the calls of a name in a line's statement an argument, `map_location="cpu"`, or another value of it."""
+    word, _, value = argument.partition("=")
+    inside = (node for each in _innermost(_parse(file), line) for node in ast.walk(each) if isinstance(node, ast.Call))
+    edits: list[SourceEdit] = []
+    for call in (each for each in inside if last_name(each.func) == name):
+        given = next((each.value for each in call.keywords if each.arg == word), None)
+        path = os.path.realpath(file)
+        edits.append(_append_argument(file, call, argument) if given is None else _replace(path, given, value))
+    return _checked(edits)
+
+
 def drop_argument(file: str, name: str, argument: str) -> Iterator[tuple[int, Edits]]:
     """Yield the line of each call of a name with an argument as this, `retain_graph=True`, and leave it out there."""
     for call in _find_calls(file, {name}):

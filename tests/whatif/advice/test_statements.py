@@ -105,6 +105,14 @@ RESULTS: dict[str, tuple[Callable[[str], Edits], str]] = {
         "-    note = total + 1|+    note = (total + 1).detach()",
     ),
     "a result without a graph": (lambda file: statements.detach(file, 27), "+    return text.detach()"),
+    "another value of an argument": (
+        lambda file: statements.set_argument(file, 10, "AdamW", "lr=1"),
+        "-    lr=0.1,|+    lr=1,",
+    ),
+    "an argument of a line's call": (
+        lambda file: statements.set_argument(file, 14, "net", "y=1"),
+        "-    out = net(x)|+    out = net(x, y=1)",
+    ),
     "without an argument that is alone": (
         lambda file: drop(file, 0),
         "-    loss.backward(retain_graph=True)|+    loss.backward()",
@@ -140,6 +148,7 @@ NOT_WRITTEN: dict[str, Callable[[str], Edits]] = {
     "a name that is returned": lambda file: statements.delete_name(file, 26, "text"),
     "a name that no line binds": lambda file: statements.delete_name(file, 18, "loss"),
     "within a context, beyond a block": lambda file: statements.run_within(file, 14, 27, "half()"),
+    "an argument of no call there": lambda file: statements.set_argument(file, 15, "net", "y=1"),
     "without a graph, what is no value": lambda file: statements.detach(file, 20),
     "a name that a round before may have bound": lambda file: statements.delete_name(file, 37, "total"),
     "an import that is there": lambda file: statements.add_import(file, "import torch"),
