@@ -26,7 +26,7 @@ VARIED = (
     "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
-    "weights-twice-of-checkpoint", "weights-twice-of-file", "unused-graph-of-batches",
+    "weights-twice-of-checkpoint", "unused-graph-of-batches",
     "unused-graph-of-validation",
     "math-attention-of-scores",
     "math-attention-of-places",

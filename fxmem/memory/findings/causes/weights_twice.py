@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.records.profile import Kind, Profile, Storage, Timeline
+from fxmem.records.profile import Kind, Profile, Timeline
 
 _MOST = 0.9
 """A copy of this share of the weights is one of the weights."""
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for each thing that a program keeps such a copy in: what was copied from the weights, what they were
-    copied from, or what is like each of them, of as many bytes, and not read by the step, as an average is."""
+    """A finding for each thing that a program keeps such a copy in: what was copied from the weights, or what they
+    were copied from, of as many bytes, and not read by the step, as an average is."""
     if profile.step.program is None:
         return
     storages = profile.storages
     weights = {index for index in timeline.alive if storages[index].kind is Kind.PARAMETER}
     origins = {storages[index].copy_of: index for index in weights}
     held = defaultdict[str, dict[int, int]](dict)
-    left = defaultdict[str, dict[object, list[int]]](lambda: _sort(storages, weights))
-    """By owner, the weights that none of its tensors is like: those of a model on the host are copied there."""
     for index in timeline.alive:
         each = storages[index]
         of = each.copy_of if each.copy_of in weights else origins.get(index)
         is_kept = index not in weights and each.holder and not each.name and not each.birth and not each.is_read
-        owner = _find_owner(each.holder)
-        if of is None and is_kept and each.kind is Kind.INPUT:
-            of = next(iter(left[owner].get((each.shape, each.dtype), ())), None)
         if of is not None and is_kept and storages[of].nbytes == each.nbytes:
-            held[owner][of] = index
-            same = left[owner].get((storages[of].shape, storages[of].dtype), [])
-            left[owner][storages[of].shape, storages[of].dtype] = [other for other in same if other != of]
+            held[_find_owner(each.holder)][of] = index
     whole = sum(storages[index].nbytes for index in weights)
     for owner, copies in held.items():
         nbytes = sum(storages[index].nbytes for index in copies)
@@ -47,13 +40,6 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
                 change="map_location='cpu' where it is loaded, .cpu() where it is copied, or del after its use",
                 saved_bytes=save_bytes(profile, dict.fromkeys(copies.values(), 0)),
             )
-
-
-def _sort(storages: Sequence[Storage], indices: Iterable[int]) -> dict[object, list[int]]:
-    found: dict[object, list[int]] = {}
-    for index in sorted(indices):
-        found.setdefault((storages[index].shape, storages[index].dtype), []).append(index)
-    return found
 
 
 def _find_owner(holder: str) -> str:
