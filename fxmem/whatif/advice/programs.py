@@ -288,13 +288,25 @@ def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
         yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, _rewrite(each), note)
 
     graphs = [each for each in grown if each.is_graph]
-    for place in dict.fromkeys(place for each in graphs for place in (each.kept_at, each.made_at) if place):
-        file, _, line = place.rpartition(":")
-        if is_own_file(os.path.realpath(file)) and (edits := statements.detach(file, int(line))):
-            changed = [each.line for each in edits]
-            code = textwrap.dedent(edited_lines(edits, min(changed), max(changed))).rstrip()
-            title = f"no graph of what {place} makes"
-            yield AnyChange(f"detach:{place}", title, "none", code, _write(edits), keeps_backward=True)
+    places = dict.fromkeys(place for each in graphs for place in (each.kept_at, each.made_at) if place)
+    found = {place: edits for place in places if (edits := _detach(place))}
+    # Two lines may keep the same graph, as a sum and a sum of squares do.
+    for chosen in [*([[*found]] if len(found) > 1 else []), *([place] for place in found)]:
+        together = tuple(dict.fromkeys(edit for place in chosen for edit in found[place]))
+        title, code = f"no graph of what {' and '.join(chosen)} makes", "\n".join(_show(found[each]) for each in chosen)
+        yield AnyChange(f"detach:{','.join(chosen)}", title, "none", code, _write(together), keeps_backward=True)
+
+
+def _detach(place: str) -> Edits:
+    """Edits that let a line keep no graph; none where it is no line of the program's own that can be changed so."""
+    file, _, line = place.rpartition(":")
+    return statements.detach(file, int(line)) if is_own_file(os.path.realpath(file)) else ()
+
+
+def _show(edits: Edits) -> str:
+    """The lines as they are to be written."""
+    lines = [each.line for each in edits]
+    return textwrap.dedent(edited_lines(edits, min(lines), max(lines))).rstrip()
 
 
 class _KeepingLine(NamedTuple):

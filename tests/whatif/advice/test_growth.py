@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import linecache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fxmem.hardware import catalogue
+from fxmem.records.parts import Growth
 from fxmem.simulation.program import Launch
+from fxmem.whatif.advice.programs import growth_changes
 from fxmem.whatif.advice.statements import let_go
 from fxmem.whatif.advice.suggestions import _Advisor, make_bench
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
@@ -130,3 +134,17 @@ def test_graphs_that_nothing_needs_are_not_kept(key: str, tmp_path: Path, monkey
     assert found.saved_bytes >= 1 << 20
     assert found.same_backward is not False
     assert written.replace("big", "x.repeat(16, 1)") in found.patch
+
+
+def test_lines_that_keep_the_same_graph_are_changed_together(tmp_path: Path) -> None:
+    path = tmp_path / "meter.py"
+    path.write_text("self.a += x\nself.b += x * x\n", encoding="utf-8")
+    grown = Growth(
+        holder="graph of meters", nbytes=8, tensors=2, shape=(1,), dtype="float32",
+        made_at=f"{path}:2", kept_at=f"{path}:1", since=1,
+    )  # fmt: skip
+    program = SimpleNamespace(grown=[grown])
+    step: Any = SimpleNamespace(profile=SimpleNamespace(step=SimpleNamespace(program=program)))
+    found = [each.code for each in growth_changes(step) if each.key.startswith("detach")]
+    first, second = "self.a += x.detach()", "self.b += (x * x).detach()"
+    assert found == [f"{first}\n{second}", first, second]
