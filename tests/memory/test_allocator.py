@@ -3,6 +3,7 @@ requests."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -169,6 +170,16 @@ def test_pages_of_an_expandable_segment_are_one_streams() -> None:
     assert allocator.malloc(40 * MIB) == first  # it grows where it is, by a page of 20 MiB
     assert first - second >= 1 << 30
     assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_a_segment_of_many_blocks_is_copied() -> None:
+    allocator = CachingAllocator(AllocatorSettings.from_string("expandable_segments:True"), device_bytes=8 << 30)
+    addresses = [allocator.malloc(2 * MIB) for _ in range(2000)]
+    copied, before = copy.deepcopy(allocator), sizes_of(allocator)
+    assert sizes_of(copied) == before
+    for address in addresses:
+        copied.free(address)
+    assert (sizes_of(allocator), copied.allocated_bytes) == (before, 0)
 
 
 def test_blocks_that_wait_for_a_stream_give_a_range() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fxmem.records.units import round_up
 
@@ -34,6 +35,24 @@ class Block:
         self.inserted = 0
         self.prev: Block | None = None
         self.next: Block | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
+        """A copy, of all blocks of its segment at once: one after another, each would be a deeper recursion."""
+        first = self
+        while first.prev is not None:
+            first = first.prev
+        before: Block | None = None
+        made: list[Block] = []
+        block: Block | None = first
+        while block is not None:
+            memo[id(block)] = own = copy.copy(block)
+            own.link(before, None)
+            made.append(own)
+            before, block = own, block.next
+        for own in made:
+            own.pool = copy.deepcopy(own.pool, memo)
+        found: Block = memo[id(self)]
+        return found
 
     @property
     def split(self) -> bool:

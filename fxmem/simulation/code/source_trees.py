@@ -171,10 +171,16 @@ def assigned(node: ast.AST) -> tuple[Sequence[ast.expr], ast.expr | None]:
 
 
 @functools.lru_cache(maxsize=64)
-def keeping_lines(tree: ast.Module) -> tuple[tuple[str, int], ...]:
-    """What a file's lines keep something under, in the order of the lines."""
-    found = {(last_name(each), each.lineno) for node in ast.walk(tree) for each in find_kept(node)}
+def keeping_lines(tree: ast.Module) -> tuple[tuple[str, int, bool], ...]:
+    """What a file's lines keep something under, in the order of the lines, and whether that is an attribute."""
+    found = {(last_name(each), each.lineno, _is_attribute(each)) for node in ast.walk(tree) for each in find_kept(node)}
     return tuple(sorted(found, key=operator.itemgetter(1)))
+
+
+def _is_attribute(node: ast.expr) -> bool:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Attribute)
 
 
 def find_kept(node: ast.AST) -> Iterator[ast.expr]:

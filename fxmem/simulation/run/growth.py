@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import operator
 import re
 import sys
 import types
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import IN_CYCLES, Growth
 from fxmem.records.profile import SourceLine
-from fxmem.records.units import GROWING, STEPS, package_path
+from fxmem.records.units import GROWING, OF_GRAPH, STEPS, package_path
 from fxmem.simulation.card.block_trace import BlockTrace
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.code.round_rule import Owner, find_names, split_path
@@ -130,7 +131,7 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]], near: Co
     """Find `file:line` that writes to an owner: `preds.append(out)`, `total += loss`, `seen[step] = out`.
 
     By the owner's last name: the first, in the order of files and lines, of the lines that are given of each file, else
-    of all; empty where there is none.
+    of all, an attribute's for what an object has; empty where there is none.
 
     Args:
         owner: who keeps it.
@@ -138,16 +139,19 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]], near: Co
         near: those of them where the owner is made, which come first.
     """
     files = dict(sorted(files.items(), key=lambda each: each[0] not in near))
-    name = owner.rpartition(" ")[2].rpartition(".")[2]
-    lines = ((file, line) for file in files for line in _lines_that_keep(file, name))
-    running = ((file, line) for file in files if files[file] for line in _lines_that_keep(file, name))
-    found = next(((file, line) for file, line in running if line in files[file]), None) or next(lines, None)
-    return "" if found is None else f"{package_path(found[0])}:{found[1]}"
+    path = owner.rpartition(" ")[2]
+    name, of_object = path.rpartition(".")[2], "." in path
+    found = [
+        (line not in files[file], file not in near, is_attribute != of_object, number, f"{package_path(file)}:{line}")
+        for number, file in enumerate(files)
+        for line, is_attribute in _lines_that_keep(file, name)
+    ]
+    return min(found, key=operator.itemgetter(0, 1, 2, 3), default=("",))[-1]
 
 
-def _lines_that_keep(file: str, name: str) -> Iterator[int]:
+def _lines_that_keep(file: str, name: str) -> Iterator[tuple[int, bool]]:
     if name in "".join(linecache.getlines(file)):  # else it need not be parsed: a program may have hundreds
-        yield from (line for kept, line in keeping_lines(read_tree(file)) if kept == name)
+        yield from ((line, of) for kept, line, of in keeping_lines(read_tree(file)) if kept == name)
 
 
 # --- what a program keeps more of after each step ---------------------------------------------------------------------
@@ -361,10 +365,11 @@ class GrowthLog:
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         kept_at = find_keeping_line(path, self._files, {each.file for each in code.meant})
+        found["kept_at"] = kept_at or grown.kept_at
         found["ends"] = loops and loops.find_last(len(self._alive), code.outer)
         is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
         is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded
-        return grown.model_copy(update={**found, "holder": path, "kept_at": kept_at, "is_endless": is_endless})
+        return grown.model_copy(update={**found, "holder": path, "is_endless": is_endless})
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
@@ -400,6 +405,7 @@ class GrowthLog:
         held = self._held[owner]
         storage = self._log.storages[held.largest]
         emptied, most = self._emptied.get(owner, (None, 0))
+        of_graph = owner.removeprefix(OF_GRAPH) if owner.startswith(OF_GRAPH) else ""
         times = sum(nbytes > 0 for nbytes, _ in rises)
         return Growth(
             holder=owner,
@@ -408,13 +414,22 @@ class GrowthLog:
             shape=storage.shape,
             dtype=str(storage.dtype).removeprefix("torch."),
             times=max(storage.nbytes // storage.held_bytes, 1) if storage.held_bytes else 1,
-            made_at=self._made_at.get(held.largest, ""),
-            kept_at=find_keeping_line(owner, self._files),
+            made_at=self._find_made_at(held),
+            kept_at=find_keeping_line(owner, self._files) or self._find_made_at(self._held.get(of_graph)),
             since=since,
             every=every,
             until=self._find_end(owner, every),
             emptied=emptied if held.nbytes <= most else None,
         )
+
+    def _find_made_at(self, held: _Held | None) -> str:
+        """The line that made the largest of what an owner has, or another as large: not of each round are lines known.
+        Empty where there is none."""
+        if held is None:
+            return ""
+        nbytes = self._log.storages[held.largest].nbytes
+        alike = (each for each in sorted(held.storages) if self._log.storages[each].nbytes == nbytes)
+        return next((self._made_at[each] for each in (held.largest, *alike) if each in self._made_at), "")
 
     def _are_alike(self) -> bool:
         """Whether the last two rounds allocate mostly the same: with batches of ever new lengths all that is kept until

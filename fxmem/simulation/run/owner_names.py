@@ -14,7 +14,7 @@ from fxmem.records.profile import Kind, SourceLine
 from fxmem.records.units import format_bytes
 from fxmem.simulation.card.card_memory import LiveBytes
 from fxmem.simulation.card.card_thread import Roots
-from fxmem.simulation.recording.observe.fx_tracer import named_arguments
+from fxmem.simulation.recording.observe.fx_tracer import CALLED_FROM, named_arguments
 from fxmem.simulation.recording.recording import Recording
 from fxmem.simulation.recording.residents import (
     Holders,
@@ -55,14 +55,14 @@ class OwnerNames:
 
     def name_held(self) -> Sequence[SourceLine | None]:
         """Name what else the program keeps: what it calls it, or the line that made it. Return the lines of the round's
-        nodes."""
+        nodes: the program's own, where an installed package's is known to be called from one."""
         tracer, log = self._recording.tracer, self._log
         for index in self.holders.search(self.places, self.find_saved()):
             node = log.storages[index].node
             if node is not None and node >= 0:
                 log.storages[index].holder = tracer.describe_node(node)
-        sources: Sequence[SourceLine | None] = tracer.sources
-        return sources
+        nodes = zip(tracer.nodes, tracer.sources, strict=False)
+        return [node.meta.get(CALLED_FROM, source) for node, source in nodes]
 
     @property
     def places(self) -> Places:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from fxmem.memory.figures import find_outermost
 from fxmem.records.parts import Growth
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind, Phase, Profile, Report
@@ -114,11 +115,38 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             most = bound({*gradients}, of=Phase.OPTIMIZER)
             edits = statements.add_after(self._files, names, "import fxmem\nfxmem.release_gradients({})")
             yield AnyChange(*RELEASE, _write(edits, {"releases_gradients": True}), note=RELEASE_NOTE, most=most)
+        yield from self._graph_changes()
         yield from growth_changes(self.step)
         yield from release_changes(self.step, self._release)
         if profile.target.device == "cuda":
             change = expandable_segments()
             yield dataclasses.replace(change, make=functools.partial(self._extend_segments, change.make))
+
+    def _graph_changes(self) -> Iterator[ProgramChange]:
+        """Yield a change that makes no graphs where no backward follows, and one for each graph that is retained."""
+        profile = self.step.profile
+        places = {each.place for each in self.step.findings if each.cause == "unused-graph"} if self._files else set()
+        calls = (each.source for each in find_outermost(profile) if each.source and each.source.place in places)
+        edits: list[SourceEdit] = []
+        for source in dict.fromkeys(each for each in calls if is_own_file(each.file)):
+            within = statements.run_within(source.file, source.line, source.line, "torch.no_grad()")
+            edits += (*within, *statements.add_import(source.file, "import torch")) if within else ()
+        if edits:
+            code, note = "with torch.no_grad():\n    out = model(x)", f"at {' and '.join(sorted(places))}"
+            title = "no graph where no backward follows"
+            yield AnyChange("no-grad", title, "none", code, _write(tuple(dict.fromkeys(edits))), note)
+        loaded = (each.place for each in self.step.findings if each.cause == "weights-twice" and each.place)
+        for file, _, number in (each.rpartition(":") for each in (loaded if self._files else ())):
+            edits = [*statements.set_argument(file, int(number), "load", 'map_location="cpu"')]
+            if edits:
+                code, title = 'torch.load(path, map_location="cpu")', "the checkpoint on the host"
+                yield AnyChange("load-on-host", title, "none", code, _write(tuple(edits)), f"at {file}:{number}")
+        if profile.step.mode == "train":
+            for file in self._files:
+                for line, dropped in statements.drop_argument(file, "backward", "retain_graph=True"):
+                    place = f"{os.path.basename(file)}:{line}"
+                    title = f"no graph retained at {place}"
+                    yield AnyChange(f"free-graph:{place}", title, "none", "loss.backward()", _write(dropped))
 
     @functools.cached_property
     def _files(self) -> list[str]:
@@ -262,6 +290,27 @@ def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
         note = "at " + " and ".join(line.place for line in each)
         title = f"keep nothing of the card in {owners}"
         yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, _rewrite(each), note)
+
+    graphs = [each for each in grown if each.is_graph]
+    places = dict.fromkeys(place for each in graphs for place in (each.kept_at, each.made_at) if place)
+    found = {place: edits for place in places if (edits := _detach(place))}
+    # Two lines may keep the same graph, as a sum and a sum of squares do.
+    for chosen in [*([[*found]] if len(found) > 1 else []), *([place] for place in found)]:
+        together = tuple(dict.fromkeys(edit for place in chosen for edit in found[place]))
+        title, code = f"no graph of what {' and '.join(chosen)} makes", "\n".join(_show(found[each]) for each in chosen)
+        yield AnyChange(f"detach:{','.join(chosen)}", title, "none", code, _write(together))
+
+
+def _detach(place: str) -> Edits:
+    """Edits that let a line keep no graph; none where it is no line of the program's own that can be changed so."""
+    file, _, line = place.rpartition(":")
+    return statements.detach(file, int(line)) if is_own_file(os.path.realpath(file)) else ()
+
+
+def _show(edits: Edits) -> str:
+    """The lines as they are to be written."""
+    lines = [each.line for each in edits]
+    return textwrap.dedent(edited_lines(edits, min(lines), max(lines))).rstrip()
 
 
 class _KeepingLine(NamedTuple):

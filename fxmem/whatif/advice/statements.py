@@ -32,16 +32,10 @@ def let_go(file: str, line: int, owner: str) -> Edits:
     Args:
         owner: the last name of what keeps it (`preds` of `self.preds`).
     """
-    path, statements = os.path.realpath(file), _innermost(_parse(file), line)
+    statements = _innermost(_parse(file), line)
     if not statements or statements[0].lineno != line:
         return ()
-    found: list[SourceEdit] = []
-    for part, ending in (kept for each in statements for node in ast.walk(each) for kept in _find_kept(node, owner)):
-        is_whole = isinstance(part, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
-        begin, end = (part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0)
-        found += [] if is_whole else [SourceEdit(path, begin[0], begin[1], begin[1], "(")]
-        found.append(SourceEdit(path, end[0], end[1], end[1], ending if is_whole else f"){ending}"))
-    return _checked(found)
+    return _end_with(file, (kept for each in statements for node in ast.walk(each) for kept in _find_kept(node, owner)))
 
 
 def _find_kept(node: ast.AST, owner: str) -> Iterator[tuple[ast.expr, str]]:
@@ -56,6 +50,27 @@ def _find_kept(node: ast.AST, owner: str) -> Iterator[tuple[ast.expr, str]]:
         is_item = any(isinstance(each, ast.Subscript) for each in node.targets)
         if is_item or isinstance(node.value, ast.BinOp):
             yield from _parts(node.value, _ON_THE_HOST if is_item else _WITHOUT_GRAPH)
+
+
+def detach(file: str, line: int) -> Edits:
+    """Let a line's statement return or bind its value without a graph: `return loss(x)` becomes `return
+    loss(x).detach()`."""
+    kinds = (ast.Return, ast.Assign, ast.AugAssign)
+    found = [each for each in _innermost(_parse(file), line) if isinstance(each, kinds)]
+    if len(found) != 1 or found[0].value is None:
+        return ()
+    return _end_with(file, _parts(found[0].value, _WITHOUT_GRAPH))
+
+
+def _end_with(file: str, parts: Iterable[tuple[ast.expr, str]]) -> Edits:
+    """Write what is missing at the end of expressions."""
+    path, found = os.path.realpath(file), list[SourceEdit]()
+    for part, ending in parts:
+        is_whole = isinstance(part, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        begin, end = (part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0)
+        found += [] if is_whole else [SourceEdit(path, begin[0], begin[1], begin[1], "(")]
+        found.append(SourceEdit(path, end[0], end[1], end[1], ending if is_whole else f"){ending}"))
+    return _checked(found)
 
 
 def _parts(value: ast.expr, ending: str) -> Iterator[tuple[ast.expr, str]]:
@@ -92,13 +107,21 @@ def delete_name(file: str, line: int, name: str) -> Edits:
     block = blocks[-1]
     first = next(number for number, each in enumerate(block) if each.lineno <= line <= (each.end_lineno or 0))
     bound = block[first]
-    if not (isinstance(bound, ast.Assign) and [last_name(each) for each in bound.targets] == [name]):
+    if not _binds(bound, name):
         return ()
-    reads = [number for number in range(first + 1, len(block)) for _ in _loads(block[number], name)]
-    if not reads or len(reads) != len([*_loads(scope, name)]) or _ends(block[max(reads)]):
+    # Where a line before binds it anew, what reads it from there on needs nothing of a round before.
+    anew = (number for number in range(first + 1) if _binds(block[number], name) and not [*_loads(block[number], name)])
+    reads = [number for number in range(next(anew, first + 1), len(block)) for _ in _loads(block[number], name)]
+    if not reads or len(reads) != len([*_loads(scope, name)]):
         return ()
     after = block[max(reads)]
+    if max(reads) <= first or _ends(after) or _binds(after, name):
+        return ()
     return _checked([_insert(file, (after.end_lineno or 0) + 1, f"{_indentation(file, after)}del {name}\n")])
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    return isinstance(statement, ast.Assign) and [last_name(each) for each in statement.targets] == [name]
 
 
 def _holds(block: list[Any], line: int) -> bool:
@@ -148,6 +171,33 @@ def add_after(files: Iterable[str], names: Collection[str], code: str) -> Edits:
     return _checked([_insert(file, (statement.end_lineno or 0) + 1, f"{lines}\n")])
 
 
+def set_argument(file: str, line: int, name: str, argument: str) -> Edits:
+    """Give the calls of a name in a line's statement an argument, `map_location="cpu"`, or another value of it."""
+    word, _, value = argument.partition("=")
+    inside = (node for each in _innermost(_parse(file), line) for node in ast.walk(each) if isinstance(node, ast.Call))
+    edits: list[SourceEdit] = []
+    for call in (each for each in inside if last_name(each.func) == name):
+        given = next((each.value for each in call.keywords if each.arg == word), None)
+        path = os.path.realpath(file)
+        edits.append(_append_argument(file, call, argument) if given is None else _replace(path, given, value))
+    return _checked(edits)
+
+
+def drop_argument(file: str, name: str, argument: str) -> Iterator[tuple[int, Edits]]:
+    """Yield the line of each call of a name with an argument as this, `retain_graph=True`, and leave it out there."""
+    for call in _find_calls(file, {name}):
+        given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        for number, each in enumerate(given):
+            if isinstance(each, ast.keyword) and ast.unparse(each) == argument:
+                begin, end = (each.lineno, each.col_offset), (each.end_lineno or 0, each.end_col_offset or 0)
+                if number:
+                    begin = given[number - 1].end_lineno or 0, given[number - 1].end_col_offset or 0
+                elif len(given) > 1:
+                    end = given[1].lineno, given[1].col_offset
+                if begin[0] == end[0]:
+                    yield call.lineno, _checked([SourceEdit(os.path.realpath(file), begin[0], begin[1], end[1], "")])
+
+
 def set_variable(file: str, name: str, value: str) -> Edits:
     """Set a variable of the environment after a script's first imports."""
     body = _parse(file).body
@@ -185,7 +235,7 @@ def run_within(file: str, first: int, last: int, context: str) -> Edits:
     inside = [each for each in blocks[-1] if (each.end_lineno or 0) >= first and each.lineno <= last]
     begin, end = inside[0].lineno, inside[-1].end_lineno or 0
     strings = (node for each in inside for node in ast.walk(each) if isinstance(node, (ast.Constant, ast.JoinedStr)))
-    if begin != first or any(_ends(each) for each in inside) or any(node.lineno != node.end_lineno for node in strings):
+    if begin != first or any(node.lineno != node.end_lineno for node in strings):
         return ()  # a string of several lines would get another text
     path = os.path.realpath(file)
     lines, indentation = getlines(path), _indentation(file, inside[0])

@@ -285,6 +285,9 @@ class _Advisor:
         except FxmemError as error:
             self._refuse(change, f"the changed step cannot be analysed: {error}")
             return
+        if suggestion.patch and change.effect == "none" and suggestion.same_backward is False:
+            self._refuse(change, "changes the gradients: backward runs other operators with it")
+            return
         reserved = (self.step.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
         worth = self.step.peak.counted_bytes // _WORTH
         is_leaner = suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth)

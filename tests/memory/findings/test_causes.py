@@ -107,6 +107,35 @@ def test_a_graph_that_serves_a_later_one_as_its_target_need_not_wait() -> None:
     assert "waiting-graphs" in {each.cause for each in run("target-of-the-one-before", "on").findings}
 
 
+WAITING = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    total = 0
+    for _ in range(4):
+        total = total + net(torch.ones(8192, 512, device="cuda")).sum()
+    total.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_graphs_that_wait_are_of_the_line_that_calls_the_model(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITING, encoding="utf-8")
+    found = launch(Launch(str(tmp_path / "train.py")), catalogue.target("h100"), RunSettings()).recorded.findings
+    (place,) = (each.place for each in found if each.cause == "waiting-graphs")
+    assert WAITING.splitlines()[int(place.rpartition(":")[2]) - 1].strip().startswith("total = total + net(")
+
+
 def find_less(case: str) -> int:
     return run(case, "on").peak.requested_bytes - run(case, "off").peak.requested_bytes
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from torchvision.ops import box_convert
 
 import fxmem
 from fxmem.errors import UsageError
@@ -148,6 +150,28 @@ def test_of_two_lines_that_keep_it_the_running_function_has(tmp_path: Path) -> N
     file.write_text("def train():\n    kept.append(1)\ndef evaluate():\n    kept.append(2)\n", encoding="utf-8")
     assert find_keeping_line("kept", {str(file): {3, 4}}) == f"{file}:4"
     assert find_keeping_line("kept", {str(file): {7}}) == f"{file}:2"
+
+
+@pytest.mark.truth
+def test_what_a_library_makes_is_of_the_line_that_calls_it() -> None:
+    kept: list[torch.Tensor] = []
+    with fxmem.record("rtx3080", steps=3) as found:
+        net, boxes = torch.nn.Linear(4, 4).cuda(), torch.ones(1 << 16, 4, device="cuda")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(5):
+            kept.append(box_convert(boxes, "xywh", "xyxy"))
+            net(boxes).sum().backward()
+            optimizer.step()
+    (grown,) = found.program.grown
+    line = int(grown.made_at.rpartition(":")[2])
+    assert "box_convert(boxes" in linecache.getline(__file__, line)
+
+
+def test_of_two_lines_that_keep_it_an_object_has_the_attribute(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("preds = preds.float()\nself.preds[-1].append(out)\n", encoding="utf-8")
+    assert find_keeping_line("metric.preds", {str(file): ()}) == f"{file}:2"
+    assert find_keeping_line("preds", {str(file): ()}) == f"{file}:1"
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import linecache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fxmem.hardware import catalogue
+from fxmem.records.parts import Growth
 from fxmem.simulation.program import Launch
+from fxmem.whatif.advice.programs import growth_changes
 from fxmem.whatif.advice.statements import let_go
 from fxmem.whatif.advice.suggestions import _Advisor, make_bench
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
@@ -90,3 +94,57 @@ def test_edits_of_a_program_s_files_are_tried(tmp_path: Path, monkeypatch: pytes
     assert found[0].saved_bytes > found[1].saved_bytes
     assert (found[1].growth_bytes or 0) >= 1 << 20
     assert [(tmp_path / name).read_text(encoding="utf-8") for name in ("train.py", "meter.py")] == [PROGRAM, METER]
+
+
+GRAPHS = {
+    "no-grad": (
+        "    loss = net(x).sum()\n    loss.backward()\n    optimizer.step()\nfor _ in range(2):\n    out = net(big)\n",
+        2,
+        "+    with torch.no_grad():\n+        out = net(big)\n",
+    ),
+    "free-graph:train.py:11": (
+        "    loss = net(x).exp().sum()\n    losses.append(loss)\n    losses[-1].backward(retain_graph=True)\n"
+        "    optimizer.step()\n",
+        5,
+        "+    losses[-1].backward()\n",
+    ),
+    "detach:train.py:10": (
+        "    def join(value):\n        return value + net(x).exp().sum()\n"
+        "    loss = net(x).exp().sum()\n    setattr(meter, 'norm', join(getattr(meter, 'norm', 0)))\n"
+        "    loss.backward()\n    optimizer.step()\n",
+        5,
+        "+        return (value + net(x).exp().sum()).detach()\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("key", GRAPHS)
+def test_graphs_that_nothing_needs_are_not_kept(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, steps, written = GRAPHS[key]
+    begin = PROGRAM.replace("from meter import Meter\n", "class Meter: pass\n").partition("total = 0")[0]
+    begin += f"x, losses = torch.ones(1024, 256, device='cuda'), []\nfor _ in range({steps}):\n"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(begin.replace("\n\n", "\n") + body.replace("big", "x.repeat(16, 1)"))
+    bench = make_bench(ProgramStep(ProgramCommand(Launch("train.py"), catalogue.target("rtx3080"), 5)))
+    advisor = _Advisor(bench, None, lambda _: None, lambda _: None)
+    changes = {each.key: each for each in bench.changes()}
+    assert key in changes
+    found = advisor._suggestion([changes[key]], advisor._outcome([changes[key]]))
+    assert found.saved_bytes >= 1 << 20
+    assert found.same_backward is not False
+    assert written.replace("big", "x.repeat(16, 1)") in found.patch
+
+
+def test_lines_that_keep_the_same_graph_are_changed_together(tmp_path: Path) -> None:
+    path = tmp_path / "meter.py"
+    path.write_text("self.a += x\nself.b += x * x\n", encoding="utf-8")
+    grown = Growth(
+        holder="graph of meters", nbytes=8, tensors=2, shape=(1,), dtype="float32",
+        made_at=f"{path}:2", kept_at=f"{path}:1", since=1,
+    )  # fmt: skip
+    program = SimpleNamespace(grown=[grown])
+    step: Any = SimpleNamespace(profile=SimpleNamespace(step=SimpleNamespace(program=program)))
+    found = [each.code for each in growth_changes(step) if each.key.startswith("detach")]
+    first, second = "self.a += x.detach()", "self.b += (x * x).detach()"
+    assert found == [f"{first}\n{second}", first, second]

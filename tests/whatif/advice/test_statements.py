@@ -43,7 +43,24 @@ def report(total):
     note = total + 1
     text = f"{note}"
     return text
+
+for step in range(3):
+    logits = net(x)
+    logits = logits.float()
+    loss = loss_of(logits)
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True, inputs=[])
+    loss.backward(one, retain_graph=True)
+for step in range(3):
+    total = total + 1
+    print(total)
 '''
+
+
+def drop(file: str, number: int) -> Edits:
+    return [*statements.drop_argument(file, "backward", "retain_graph=True")][number][1]
+
+
 RESULTS: dict[str, tuple[Callable[[str], Edits], str]] = {
     "an argument of a call of several lines": (
         lambda file: statements.add_argument([file], ["AdamW"], "fused=True", ["foreach"]),
@@ -75,6 +92,39 @@ RESULTS: dict[str, tuple[Callable[[str], Edits], str]] = {
         lambda file: statements.delete_name(file, 15, "wide"),
         "+    del wide| def report(total):",
     ),
+    "a return within a context": (
+        lambda file: statements.run_within(file, 27, 27, "half()"),
+        "-    return text|+    with half():|+        return text",
+    ),
+    "a name that is bound twice": (
+        lambda file: statements.delete_name(file, 31, "logits"),
+        "     loss = loss_of(logits)|+    del logits|     loss.backward(retain_graph=True)",
+    ),
+    "a value without a graph": (
+        lambda file: statements.detach(file, 25),
+        "-    note = total + 1|+    note = (total + 1).detach()",
+    ),
+    "a result without a graph": (lambda file: statements.detach(file, 27), "+    return text.detach()"),
+    "another value of an argument": (
+        lambda file: statements.set_argument(file, 10, "AdamW", "lr=1"),
+        "-    lr=0.1,|+    lr=1,",
+    ),
+    "an argument of a line's call": (
+        lambda file: statements.set_argument(file, 14, "net", "y=1"),
+        "-    out = net(x)|+    out = net(x, y=1)",
+    ),
+    "without an argument that is alone": (
+        lambda file: drop(file, 0),
+        "-    loss.backward(retain_graph=True)|+    loss.backward()",
+    ),
+    "without the first argument": (
+        lambda file: drop(file, 1),
+        "-    loss.backward(retain_graph=True, inputs=[])|+    loss.backward(inputs=[])",
+    ),
+    "without the last argument": (
+        lambda file: drop(file, 2),
+        "-    loss.backward(one, retain_graph=True)|+    loss.backward(one)",
+    ),
     "a name of a function": (
         lambda file: statements.delete_name(file, 25, "note"),
         '     text = f"{note}"|+    del note|     return text',
@@ -98,7 +148,9 @@ NOT_WRITTEN: dict[str, Callable[[str], Edits]] = {
     "a name that is returned": lambda file: statements.delete_name(file, 26, "text"),
     "a name that no line binds": lambda file: statements.delete_name(file, 18, "loss"),
     "within a context, beyond a block": lambda file: statements.run_within(file, 14, 27, "half()"),
-    "within a context, what goes on elsewhere": lambda file: statements.run_within(file, 23, 23, "half()"),
+    "an argument of no call there": lambda file: statements.set_argument(file, 15, "net", "y=1"),
+    "without a graph, what is no value": lambda file: statements.detach(file, 20),
+    "a name that a round before may have bound": lambda file: statements.delete_name(file, 37, "total"),
     "an import that is there": lambda file: statements.add_import(file, "import torch"),
     "another statement than that": lambda file: statements.replace_statement(file, 8, "x = 1", "x = 2"),
     "a line that is not there": lambda file: statements.delete_name(file, 99, "out"),

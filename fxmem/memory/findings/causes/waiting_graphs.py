@@ -8,7 +8,7 @@ from math import prod
 from typing import Final
 
 from fxmem.memory import liveness
-from fxmem.memory.figures import find_place, leads, name_call
+from fxmem.memory.figures import find_outermost, find_place, leads, name_call
 from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
@@ -61,11 +61,18 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             yield Finding(
                 cause="waiting-graphs",
                 text=f"{len(parts)} graphs that share nothing wait for one backward",
-                place=find_place(profile, min(parts[-1])),
+                place=_find_call(profile, min(parts[-1])),
                 nbytes=sum(waits),
                 change="backward() of each loss before the next forward: the gradients add up to the same",
                 saved_bytes=saved,
             )
+
+
+def _find_call(profile: Profile, node: int) -> str:
+    """The line of the outermost call of a model that has a node; the node's own where there is none."""
+    calls = (each.source for each in find_outermost(profile) if each.first_node <= node < each.last_node)
+    source = next(calls, None)
+    return find_place(profile, node) if source is None else source.place
 
 
 def _follow(profile: Profile, parts: Sequence[set[int]]) -> bool:
