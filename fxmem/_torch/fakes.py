@@ -66,10 +66,16 @@ def sees_no_values(func: Any) -> bool:
 
 
 def describe(
-    values: Iterable[Any], mode: FakeTensorMode, unless: str | None, key: list[Any], tensors: list[torch.Tensor]
+    values: Iterable[Any],
+    mode: FakeTensorMode,
+    unless: str | None,
+    key: list[Any],
+    tensors: list[torch.Tensor],
+    *,
+    of_offset: bool = True,
 ) -> bool:
     """Append to `key` all that a fake kernel sees of these arguments. Append the tensors among them to `tensors`, in
-    order.
+    order. Where it matters to nothing, the offset of views is left out.
 
     False if metadata do not determine them: a tensor that is not this mode's, or is sparse, or knows its values
     (FakeTensor's own `constant`, or an attribute named `unless`, where that matters), or an argument of another kind.
@@ -84,12 +90,13 @@ def describe(
                 return False
             tensors.append(value)
             keys = _keys(value).raw_repr()
-            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device, keys)
+            key += (value.shape, value.stride(), value.dtype, value.fake_device, keys)
+            key += (value.storage_offset(),) * of_offset
         elif kind in _PLAIN:
             key += (kind, value)
         elif kind is list or kind is tuple:
             key += (kind, len(value))
-            if not describe(value, mode, unless, key, tensors):
+            if not describe(value, mode, unless, key, tensors, of_offset=of_offset):
                 return False
         else:
             return False

@@ -381,12 +381,20 @@ def parameters_keep_identity() -> Iterator[None]:
     """Let `Module.to` exchange the contents of parameters instead of making new ones.
 
     `Module._apply` makes a new Parameter where the moved one is a FakeTensor (torch/nn/modules/module.py), so that an
-    optimizer made before the move would hold the old one; a card keeps the object.
+    optimizer made before the move would hold the old one; a card keeps the object. And let the class of such a
+    parameter make another (`type(parameter)(data, requires_grad=False)`, as accelerate does), which is FakeTensor's,
+    not Parameter's (torch/nn/parameter.py, since 2.0).
     """
+
+    def make(original: Callable[..., Any], cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, torch.Tensor) and not (args and isinstance(args[0], torch.Tensor)):
+            return torch.nn.Parameter(data, *args, **kwargs)
+        return original(cls, data, *args, **kwargs)
+
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        with wrap(torch.utils, "swap_tensors", swap_moved):
+        with wrap(torch.utils, "swap_tensors", swap_moved), wrap(FakeTensor, "__new__", make):
             yield
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fxmem.records.parts import Bytes, Record
 
-BytesOf = Literal["peak", "step", "optimizer", "batch", "reserved", "host"]
-"""What the bytes of a finding are of: the peak, how many more there are after each step, or batch of evaluation, what
-the allocator has reserved, the host's memory."""
+BytesOf = Literal["peak", "step", "optimizer", "batch", "pass", "reserved", "host"]
+"""What the bytes of a finding are of: the peak, how many more there are after each step, batch of evaluation or pass of
+a loop, what the allocator has reserved, the host's memory."""
 
 
 class Finding(Record):

@@ -265,12 +265,15 @@ class RankedStep(Record):
 
 
 class EvaluationPass(Record):
-    """A pass over a loader after the epoch, of whose batches the first ones ran."""
+    """A pass over a loader after the epoch, of whose batches the first ones ran; or a loop of a program that trains
+    nothing, whose passes are its batches."""
 
     place: str = ""
-    """`file:line` that goes through the loader; empty where that is not known."""
+    """`file:line` that goes through the loader, or of the loop's first line; empty where that is not known."""
+    is_loop: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether it is such a loop."""
     batches: Count | None = None
-    """Of the whole pass; None where its loader does not say."""
+    """Of all of it; None where its loader, or its head, does not say."""
     ran: Count
     """Batches that ran."""
     requested_bytes: Bytes
@@ -292,7 +295,24 @@ class EvaluationPass(Record):
     def is_carried_on(self) -> bool:
         """Whether batches that did not run leave something more: what the program makes of all of it (one tensor, by
         `torch.cat`) is of those that ran."""
-        return bool(self.growth_bytes) and (self.batches is None or self.ran < self.batches)
+        is_over = self.batches is not None and self.ran >= self.batches
+        return bool(self.growth_bytes or self.is_loop) and not is_over
+
+    @property
+    def of(self) -> Literal["batch", "pass"]:
+        """What its batches are, in a word."""
+        return "pass" if self.is_loop else "batch"
+
+    @property
+    def title(self) -> str:
+        """What it is, and where."""
+        return f"{'loop' if self.is_loop else 'evaluation'} at {self.place}"
+
+    @property
+    def share(self) -> str:
+        """How many of its batches ran, in words."""
+        of = "" if self.batches is None else f" of {self.batches:,}"
+        return f"{self.ran:,}{of} {self.of}es"
 
     def find_full(self, room_bytes: int) -> int | None:
         """The batch at which a card is full; None for none of the pass.

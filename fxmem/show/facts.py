@@ -378,8 +378,7 @@ def _describe_unfinished(profile: Headed) -> str:
     if program is None:
         return ""
     passes = [each for each in program.evaluations if each.is_carried_on]
-    ran = (f"{each.ran:,}{f' of {each.batches:,}' if each.batches else ''}" for each in passes)
-    named = [f"with {count} batches of the evaluation at {each.place}" for count, each in zip(ran, passes, strict=True)]
+    named = [f"with {each.share} of the {each.title}" for each in passes]
     calls = [each.calls for each in program.schedules if each.calls]
     call = "the call of a model" if len(calls) == 1 else "the calls of models"
     named += [f"without {call} at {' and '.join(calls)}"] if calls else []

@@ -142,6 +142,7 @@ _OF: Final[dict[BytesOf, str]] = {
     "step": "a step",
     "optimizer": ANEW,
     "batch": "a batch",
+    "pass": "a pass",
     "reserved": "reserved and not allocated",
     "host": "on the host",
 }

@@ -114,19 +114,20 @@ def later_facts(program: ProgramRun) -> Facts:
 
 
 def evaluation_facts(program: ProgramRun) -> Facts:
-    """A line for each pass that follows the epoch: its batches, and what each of them leaves."""
-    lines = [_describe_evaluation(each) for each in program.evaluations]
-    return make_printable([Fact("" if index else "Evaluation", line) for index, line in enumerate(lines)])
+    """A line for each pass that follows the epoch, or loop that trains nothing: its batches, and what each leaves."""
+    labels = ["Loop" if each.is_loop else "Evaluation" for each in program.evaluations]
+    lines = map(_describe_evaluation, program.evaluations)
+    pairs = zip(["", *labels], labels, lines, strict=False)
+    return make_printable([Fact("" if label == before else label, line) for before, label, line in pairs])
 
 
 def _describe_evaluation(about: EvaluationPass) -> str:
     """`eval.py:21: 5 of 100 batches ran; 1,024,000 bytes more a batch (eval.py:23 keeps preds), 290 MiB at its end`."""
-    of = "" if about.batches is None else f" of {about.batches:,}"
-    words = f"{about.place}: {about.ran:,}{of} batches ran"
+    words = f"{about.place}: {about.share} ran"
     if not about.growth_bytes:
         return words
     keeper = f" ({_describe_keeper(about.grown[0])})" if about.grown else ""
-    words += f"; {about.growth_bytes:,} bytes more a batch{keeper}"
+    words += f"; {about.growth_bytes:,} bytes more a {about.of}{keeper}"
     if about.end_bytes is not None:
         words += f", {format_bytes(about.end_bytes)} at its end"
         cached = about.reserved_bytes is not None and about.reserved_bytes > about.end_bytes

@@ -22,7 +22,15 @@ Find = Callable[[Profile, Timeline], Iterable[Finding]]
 
 WORTH_SAYING: Final = 50
 """What is at the peak is said where it is this share of it, one in so many."""
-_ORDER: Final[dict[BytesOf, int]] = {"step": 0, "optimizer": 1, "batch": 1, "peak": 2, "reserved": 2, "host": 2}
+_ORDER: Final[dict[BytesOf, int]] = {
+    "step": 0,
+    "optimizer": 1,
+    "batch": 1,
+    "pass": 1,
+    "peak": 2,
+    "reserved": 2,
+    "host": 2,
+}
 """What grows comes first: it has no end."""
 
 CAUSES: Registry[Find] = registry.CAUSES

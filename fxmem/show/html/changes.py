@@ -54,7 +54,7 @@ def best_changes(profile: Profile, timeline: Timeline, plan: Plan | None, advice
 def _from_finding(each: Finding) -> Change:
     place = f"{each.place}: " if each.place else ""
     saved = each.nbytes if each.saved_bytes is None else each.saved_bytes
-    rank = (each.of not in ("step", "batch"), False, -saved)
+    rank = (each.of not in ("step", "batch", "pass"), False, -saved)
     return Change(place + each.text, describe_worth(each), each.change, False, rank)
 
 

@@ -136,9 +136,9 @@ def _list_stretches(program: ProgramRun) -> tuple[list[_Stretch], list[tuple[flo
     begin = found[-1].end if found else 0.0
     for evaluation in program.evaluations:
         most = evaluation.requested_bytes if evaluation.end_bytes is None else evaluation.end_bytes
-        of = "" if evaluation.batches is None else f", all {evaluation.batches:,} batches"
-        words = f"evaluation at {evaluation.place or 'a loader'}{of}: {format_bytes(most)} requested"
-        names.append((begin + 0.5, "evaluation"))
+        of = "" if evaluation.batches is None else f", all {evaluation.batches:,} {evaluation.of}es"
+        words = f"{evaluation.title}{of}: {format_bytes(most)} requested"
+        names.append((begin + 0.5, evaluation.title.partition(" ")[0]))
         found.append(_Stretch(begin, begin + 1, most, evaluation.reserved_bytes, words))
         begin += 1
     return found, names

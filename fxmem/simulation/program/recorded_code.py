@@ -149,7 +149,7 @@ class RecordedCode(Subject):
         yield self.watch.reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
         yield from self.watch.parts.loaders.patches()
-        yield torch_common.wrap(torch, "clear_autocast_cache", lambda own: self.watch.repeats.clear_casts(own))
+        yield torch_common.wrap(torch, "clear_autocast_cache", lambda own: self.watch.parts.repeats.clear_casts(own))
         yield from trace_patches(self.notes)
         yield from self.machine.thread.patches()
         yield torch_programs.lazy_tensors()
@@ -222,7 +222,7 @@ class RecordedCode(Subject):
 
     def run_module(self, call: PendingCall) -> Any:
         """Run it, or what stands for it."""
-        result = self.watch.repeats.run(call)
+        result = self.watch.parts.repeats.run(call, infers=self.rounds.infers)
         self.rounds.refusals.end_call()
         return result
 

@@ -118,7 +118,7 @@ class RecordedProgram(ProfiledStep):
         for each in self.program.evaluations:
             batch = None if room is None else each.find_full(room)
             if batch is not None:
-                return f"It runs out in the evaluation at {each.place}, at about batch {batch:,} of {each.batches:,}"
+                return f"It runs out in the {each.title}, at about {each.of} {batch:,} of {each.batches:,}"
         return ""
 
     @property
@@ -204,7 +204,9 @@ class RecordedProgram(ProfiledStep):
             )
 
     def _describe_stop(self) -> str:
-        rounds, also = self._code.rounds, ""
+        rounds, passes, also = self._code.rounds, self.program.evaluations, ""
+        if rounds.is_cut_after and passes and passes[-1].is_loop:
+            return f"stopped after {passes[-1].share} of the {passes[-1].title}, as all would take long"
         if rounds.is_cut_after:
             also = ", and within what follows the epoch, which takes long"
         elif self._code.watch.parts.evaluations.have_begun:

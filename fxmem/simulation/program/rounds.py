@@ -360,6 +360,11 @@ class Rounds(RoundRule):
         raise Enough
 
     @property
+    def infers(self) -> bool:
+        """Whether the program has trained nothing so far, and has made nothing that would."""
+        return not (self.finished or self._backwards or self.optimizers)
+
+    @property
     def was_ended(self) -> bool:
         """Whether the program was ended, and not by itself."""
         return self._ended_after >= 0

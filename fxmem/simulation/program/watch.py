@@ -18,13 +18,14 @@ from fxmem.simulation.program.rounds import FinishedRound, IsEnough, Rounds
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording.recording import Recording
 from fxmem.simulation.run.decode_loops import DecodeLoops
-from fxmem.simulation.run.evaluations import Evaluations, RepeatedCalls
+from fxmem.simulation.run.evaluations import Evaluations
 from fxmem.simulation.run.host_memory import HostMeter
 from fxmem.simulation.run.listeners import make_listeners
 from fxmem.simulation.run.loader_watch import LoaderWatch
 from fxmem.simulation.run.loops import LoopWatch
 from fxmem.simulation.run.owner_names import Cycles, OwnerNames
 from fxmem.simulation.run.program_parts import ProgramParts
+from fxmem.simulation.run.repeated_calls import RepeatedCalls
 from fxmem.simulation.run.round_listener import RoundListener
 from fxmem.simulation.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.stand_ins.vllm import Engines
@@ -86,7 +87,6 @@ class Watch(NamedTuple):
     rounds: Rounds
     listeners: tuple[RoundListener, ...]
     parts: ProgramParts
-    repeats: RepeatedCalls
     decode_loops: DecodeLoops
     engines: Engines | None
     """Serving engines that it starts; None on the CPU."""
@@ -105,23 +105,22 @@ def make_watch(machine: PretendedMachine, recording: Recording, settings: RunSet
     """
     memory, notes, device = machine.memory, machine.notes, recording.device
     owners, loops, cycles = OwnerNames(recording, machine.roots), LoopWatch(sys._getframe(1)), Cycles(machine.live)
-    repeats = RepeatedCalls(recording, machine)
+    repeats = RepeatedCalls(recording, machine, runs_all=settings.until == "end")
     evaluations = Evaluations(recording.log, machine, owners, cycles, repeats, settings.max_operators)
     host = HostMeter(machine, recording, settings.host_bytes, measures=settings.measures_host)
     loaders = LoaderWatch(
         reads=settings.reads_epoch,
         gives=not (settings.steps or settings.until),
-        on_evaluated=evaluations.note_batch,
+        on_evaluated=evaluations.note_asked,
         apart=host.pause,
     )
-    parts = ProgramParts(recording, machine, owners, loops, cycles, evaluations, host, loaders)
+    parts = ProgramParts(recording, machine, owners, loops, cycles, evaluations, repeats, host, loaders)
     listeners = make_listeners(parts)
     rounds = Rounds(recording, machine, owners, loops, listeners, enough=enough, max_operators=settings.max_operators)
     return Watch(
         rounds=rounds,
         listeners=listeners,
         parts=parts,
-        repeats=repeats,
         decode_loops=DecodeLoops(
             *(recording.log, machine.trace, machine.values.maker),
             memory=memory,

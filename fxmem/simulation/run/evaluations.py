@@ -1,254 +1,23 @@
-"""What a program keeps of each batch while it evaluates, and what the whole evaluation takes."""
+"""What a program keeps of each batch while it evaluates, or of each pass of a loop that trains nothing, and what all of
+them take."""
 
 from __future__ import annotations
 
+import math
 import time
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-import torch
-
-from fxmem._torch import common as torch_common
-from fxmem._torch import fakes as torch_fakes
-from fxmem._torch import modules as torch_modules
-from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces import Seen
-from fxmem.memory.generation import LEAST_COMPARED, LoopEvent, LoopSteps, find_events
+from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import EvaluationPass
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.card.machine import PretendedMachine
-from fxmem.simulation.code.source_lines import is_own_code
-from fxmem.simulation.recording.observe.event_log import LoggedStorage, StepLog
-from fxmem.simulation.recording.observe.observer import PendingCall
-from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.run.growth import GrowthLog
 from fxmem.simulation.run.loader_watch import LoaderPass, count_batches
 from fxmem.simulation.run.owner_names import Cycles, OwnerNames
-
-# --- calls of a model that are alike, while a whole evaluation runs: one runs, the others are made of it --------------
-# What a call asks of the card's allocator, in order, and what it returns follow from its arguments' layouts for as
-# long as it leaves nothing but its result, and under autocast the casts of weights that are kept to its end: then a
-# further call is one operator, which makes tensors like those and passes through the memory that the first took
-# meanwhile. What the model's Python does beside that is not done again. A call of which anything else stays, or is
-# freed, runs each time; so does one of a model with a hook of the user's.
-
-
-class _Made(NamedTuple):
-    """A tensor that a call returns: which of its storages it lies in, and how."""
-
-    storage: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-
-class _Given(NamedTuple):
-    """A tensor among the arguments, counted as they come."""
-
-    position: int
-
-
-class _Call(NamedTuple):
-    """A call that ran."""
-
-    leaves: list[Any]
-    """Of its result: `_Made`, `_Given`, or the value itself."""
-    structure: Any
-    storages: dict[int, LoggedStorage]
-    """Of its result and its casts, in the order in which they were allocated."""
-    casts: tuple[int, ...]
-    """Of these, those that autocast keeps."""
-    whole: Seen
-    """What it allocates and frees."""
-    most: Seen
-    """The same, summed up."""
-    flops: int | None
-    moved_bytes: int
-
-
-class RepeatedCalls:
-    """The calls of models within one pass over a loader.
-
-    Args:
-        recording: of the program.
-        machine: that it runs on; on the CPU each call runs.
-    """
-
-    def __init__(self, recording: Recording, machine: PretendedMachine) -> None:
-        self._recording, self._log = recording, recording.log
-        self._memory, self._trace = machine.memory, machine.trace
-        self._mode, self._device = recording.fakes, recording.device
-        self._maker = torch_fakes.Maker(self._mode)
-        self.is_on = False
-        """Whether calls that are alike are made of the first."""
-        self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, _Call | None]] = weakref.WeakKeyDictionary()
-        self._casts: list[torch.Tensor] = []
-        """What autocast would keep of calls that were made."""
-        self._has_cast = False
-        """Whether a model was called since autocast kept nothing."""
-
-    def clear_casts(self, original: Callable[[], None]) -> None:
-        """`torch.clear_autocast_cache`."""
-        original()
-        self._has_cast = False
-        while self._casts:
-            del self._casts[0]
-
-    def begin(self) -> None:
-        """From here on, until `is_on` is no longer, calls are made of the first like them."""
-        self.is_on, self._known = self._memory is not None, weakref.WeakKeyDictionary()
-
-    def run(self, call: PendingCall) -> Any:
-        """What a call of a model returns, which ran or was made, as one node of the graph. Where other ranks wait for
-        what it sends, it runs."""
-        if not self.is_on or self._recording.collectives.world is not None:
-            return call.run()
-        module = call.module
-        leaves, structure = torch_common.tree_flatten((call.args, call.kwargs))
-        key: list[Any] = [repr(structure), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
-        key += torch.is_inference_mode_enabled(), module.training, self._has_cast
-        self._has_cast = torch.is_autocast_enabled("cuda")
-        tensors: list[torch.Tensor] = []
-        if torch.is_grad_enabled() or not torch_fakes.describe(leaves, self._mode, None, key, tensors):
-            return call.run()
-        known = self._known.setdefault(module, {})
-        looks = tuple(key)
-        if looks not in known:
-            known[looks] = None
-            if _has_own_hooks(module):
-                return call.run()
-            result, known[looks] = self._watch(type(module).__name__, call.run, tensors)
-            return result
-        like = known[looks]
-        if like is not None and any(like.storages[each].death is None for each in like.casts):
-            like = known[looks] = None
-        return call.run() if like is None else call.as_node(lambda: self._make(like, tensors))
-
-    def _watch(self, name: str, run: Callable[[], Any], tensors: list[torch.Tensor]) -> tuple[Any, _Call | None]:
-        """Run a call; its result, and how to make one like it, None where that cannot be said."""
-        log, ops, memory = self._log, self._log.ops, self._memory
-        assert memory is not None
-        _, acts = self._trace.since(0)
-        first, stream = len(ops), log.streams.current
-        result = run()
-        memory.ask_cudnn()
-        events = find_events(self._trace.since(acts)[0], memory.asked)
-        if events is None or ops is not log.ops or any(each.stream != stream for each in events if each.nbytes):
-            return result, None
-        leaves, structure = torch_common.tree_flatten(result)
-        made = [self._describe(each, tensors) for each in leaves]
-        kept = {each.storage for each in made if isinstance(each, _Made)}
-        alive = {each.key for each in events if each.nbytes is not None} - {e.key for e in events if e.nbytes is None}
-        casts = tuple(each for each in alive - kept if isinstance(each, int)) if self._has_cast else ()
-        kept.update(casts)
-        hidden = _find_hidden(events, kept)
-        if hidden is None or not kept or any(each is NotImplemented for each in made):
-            return result, None
-        order = [each.key for each in events if each.nbytes is not None and each.key in kept]
-        storages = {index: log.storages[index] for index in order if isinstance(index, int)}
-        ran = ops[first:]
-        flops = None if any(op.flops is None for op in ran) else sum(op.flops or 0 for op in ran)
-        sizes = [each.nbytes for each in storages.values()]
-        whole, most = (
-            Seen(name, multiplies=False, multiplies_lt=False, memory=HiddenMemory(events=each))
-            for each in (hidden, _sum_up(hidden, sizes))
-        )
-        return result, _Call(made, structure, storages, casts, whole, most, flops, sum(op.moved_bytes for op in ran))
-
-    def _describe(self, leaf: Any, tensors: list[torch.Tensor]) -> Any:
-        """How to make what a call returns; NotImplemented where that cannot be said."""
-        if not isinstance(leaf, torch.Tensor):
-            return leaf if leaf is None or type(leaf) in (bool, int, float, str) else NotImplemented
-        given = next((position for position, each in enumerate(tensors) if each is leaf), None)
-        if given is not None:
-            return _Given(given)
-        index = self._log.find_storage(leaf) if type(leaf) is torch_common.FakeTensor else None
-        if index is None or leaf.requires_grad:
-            return NotImplemented
-        return _Made(index, tuple(leaf.shape), tuple(leaf.stride()), int(leaf.storage_offset()), leaf.dtype)
-
-    def _note_hidden(self, op: int, call: _Call) -> None:
-        """A call was made of this one: the profile has the most of its memory, the card all."""
-        logged = self._log.ops[op]
-        self._recording.collector.note_seen(op, call.most, logged.phase, logged.stream)
-        self._recording.subject.on_hidden(op, call.whole, logged.phase)
-
-    def _make(self, call: _Call, tensors: list[torch.Tensor]) -> Any:
-        """What a call like this one returns, as one operator makes it."""
-        log, begin, first = self._log, self._log.tick, len(self._log.storages)
-        bases: dict[int, torch.Tensor] = {}
-        for index, like in call.storages.items():
-            bases[index] = self._maker.empty((like.nbytes,), (1,), torch.uint8, self._device)
-            log.enter(bases[index].untyped_storage(), like.nbytes, like.shape, like.dtype)
-        op = log.note_op(call.whole.name, begin, call.flops, call.moved_bytes)
-        try:
-            self._note_hidden(op, call)
-        except torch.cuda.OutOfMemoryError:
-            log.discard(first)
-            raise
-        self._casts += [bases[each] for each in call.casts]
-        made: dict[_Made, torch.Tensor] = {}
-
-        def make(leaf: Any) -> Any:
-            if isinstance(leaf, _Given):
-                return tensors[leaf.position]
-            if isinstance(leaf, _Made):
-                if leaf not in made:
-                    made[leaf] = self._maker.view(bases[leaf.storage], *leaf[1:], self._device)
-                return made[leaf]
-            return leaf
-
-        return torch_common.tree_unflatten(map(make, call.leaves), call.structure)
-
-
-def _has_own_hooks(module: torch.nn.Module) -> bool:
-    return any(is_own_code(hook) for each in module.modules() for hook in torch_modules.forward_hooks(each))
-
-
-def _find_hidden(events: list[LoopEvent], kept: set[int]) -> Events | None:
-    """What a call allocates and frees, its result as outputs; None where something else of it stays, or something that
-    was there is freed."""
-    alive: dict[Any, str] = {}
-    found: list[HiddenEvent] = []
-    for key, nbytes, _ in events:
-        if nbytes is None:
-            if key not in alive or key in kept:
-                return None
-            found += free(alive.pop(key))
-        else:
-            alive[key] = str(len(found))
-            found.append(output("result") if key in kept else alloc(alive[key], nbytes))
-    return tuple(found) if alive.keys() == kept else None
-
-
-def _sum_up(events: Events, results: list[int]) -> Events:
-    """The most that a call has for itself at once, as one allocation around its result.
-
-    Args:
-        events: of the call.
-        results: the bytes of each storage of its result, in order.
-    """
-    own: dict[str, int] = {}
-    made = now = most = 0
-    for event in events:
-        if event.action == "free":
-            now -= own.pop(event.name)
-        elif event.action == "alloc":
-            own[event.name] = event.nbytes or 0
-            now += own[event.name]
-        else:
-            now += results[made]
-            made += 1
-        most = max(most, now)
-    rest = most - sum(results)
-    return (alloc("temporaries", rest), *(output("result") for _ in results)) if rest else ()
-
-
-# --- what a program keeps of each batch while it evaluates, and what the whole evaluation takes -----------------------
-
+from fxmem.simulation.run.repeated_calls import RepeatedCalls
 
 EVALUATED: Final = 5
 """Batches of its own that a pass gets after the epoch was ended: three show what a batch leaves, a fourth that it is
@@ -264,7 +33,7 @@ _TIMED: Final = 3
 
 
 class Evaluations:
-    """The passes that follow an epoch.
+    """The passes that follow an epoch, and the loops of a program that trains nothing, whose passes are batches here.
 
     Args:
         log: of the program's storages.
@@ -298,37 +67,59 @@ class Evaluations:
         """Of the batches that run so that passes are whole."""
         self.whole_seconds = 0.0
         """That these may take."""
+        self.is_cut = False
+        """Whether the other batches would take long."""
 
-    def note_call(self) -> None:
-        """A model is called."""
-        self.have_begun = True
+    def note_call(self, *, is_loop: bool = False) -> None:
+        """A model is called, after the epoch or within a loop."""
+        self.have_begun |= not is_loop
         self._calls += 1
 
-    def note_batch(self, of: LoaderPass, ran: int) -> bool:
+    def begin(self, ran: int = 0) -> None:
+        """A pass begins, or another begins to be followed when so many of its batches are over."""
+        self._tick, self._steps = self._log.tick, LoopSteps()
+        _, self._acts = self._trace.since(0)
+        self._growth, self._calls = GrowthLog(self._log, self._owners.holders), ran
+        self._is_known, self._until, self._repeats.is_on = False, 0.0, False
+        self._is_listed = self.is_cut = False
+
+    def end_loop(self, ran: int) -> None:
+        """A loop is over that was followed, after so many passes."""
+        if self._is_listed and not self.is_cut:
+            most = self._machine.find_peak()[0]
+            update = {"ran": ran, "batches": ran, "requested_bytes": most, "end_bytes": most}
+            self.passes[-1] = self.passes[-1].model_copy(update={**update, "reserved_bytes": None, "full_at": None})
+
+    def note_asked(self, of: LoaderPass, ran: int) -> bool:
+        """A pass over a loader asks for its next batch; as `note_batch`."""
+        if ran == 0:
+            self.begin()
+            return True
+        return self.note_batch(of.place, count_batches(of.loader), ran)
+
+    def note_batch(self, place: str, batches: int | None, ran: int, *, is_loop: bool = False) -> bool:
         """A pass asks for its next batch. Say whether it gets it: the first ones tell what further ones are like, and
-        where something is kept of each, all run if that is soon done.
+        where something is kept of each, all run if that is soon done; those of a loop always, then.
 
         Args:
-            of: the pass.
+            place: of the pass.
+            batches: of all of it; None where that is not known.
             ran: the batches that it has had.
+            is_loop: whether it is a loop that trains nothing.
         """
         tick, self._tick = self._tick, self._log.tick
-        if ran == 0:
-            self._steps = LoopSteps()
-            _, self._acts = self._trace.since(0)
-            self._growth, self._calls = GrowthLog(self._log, self._owners.holders), 0
-            self._is_known, self._until, self._repeats.is_on = False, 0.0, False
-            return True
         if self._until:
             return self._note_further(ran, tick)
         if self._is_known or ran > MOST_EVALUATED:  # of other lengths
             return False
         self._note_held(tick)
-        if ran > 1:
+        if self._is_listed:
             self.passes.pop()  # what was known a batch ago
+        self._is_listed = True
         now = EvaluationPass(
-            place=of.place,
-            batches=count_batches(of.loader),
+            place=place,
+            batches=batches,
+            is_loop=is_loop,
             ran=ran,
             requested_bytes=self._machine.find_peak()[0],
             **self._growth.describe(),
@@ -343,24 +134,29 @@ class Evaluations:
 
     def _begin_whole(self, of: EvaluationPass) -> bool:
         """Let the other batches run where more is kept after each, and the card has room for it."""
-        if not of.growth_bytes or of.batches is None:
+        if of.batches is None or not (of.growth_bytes or of.is_loop):
             return False
-        most = None if self._memory is None or not self._memory.raises else self._memory.usable_bytes
-        if most is not None and (of.end_bytes is None or of.find_full(most) is not None):
+        is_bounded = self._memory is not None and self._memory.raises
+        if is_bounded and not of.is_loop and (of.end_bytes is None or self._find_full(of) is not None):
             return False
-        self._repeats.begin()
+        self._repeats.is_on = True
         self._first, self._until = of.ran, time.monotonic() + 2 * MOST_SECONDS
         self.whole_seconds += 2 * MOST_SECONDS
         return True
 
+    def _find_full(self, of: EvaluationPass) -> int | None:
+        return None if self._memory is None else of.find_full(self._memory.usable_bytes)
+
     def _note_further(self, ran: int, tick: int) -> bool:
         """Another batch of a pass that is run whole is over. Say whether the next one runs, too."""
         last, now = self.passes[-1], (time.monotonic(), len(self._log.ops))
-        left, goes_on = (last.batches or 0) - ran, now[0] < self._until
+        left, goes_on = min(last.batches or 0, self._find_full(last) or math.inf) - ran, now[0] < self._until
         if ran == self._first + 1:
             self._timed = now
         elif ran == self._first + _TIMED:
-            seconds, operators = (round(left * (b - a) / (_TIMED - 1)) for a, b in zip(self._timed, now, strict=True))
+            seconds, operators = (
+                math.ceil(left * (b - a) / (_TIMED - 1)) for a, b in zip(self._timed, now, strict=True)
+            )
             goes_on = seconds <= MOST_SECONDS and now[1] + operators <= self._most_operators
             self.whole_operators += operators
         if left == 0 or not goes_on:
@@ -370,7 +166,7 @@ class Evaluations:
         if goes_on and left < 2:  # who knows the number asks for no batch after the last one
             last = last.model_copy(update={"ran": last.batches, "reserved_bytes": None, "full_at": None})
         self.passes[-1] = last
-        self._repeats.is_on = goes_on and left > 0
+        self._repeats.is_on, self.is_cut = goes_on and left > 0, not goes_on
         return goes_on
 
     def _replay(self, of: EvaluationPass, memory: CardMemory) -> dict[str, int] | None:

@@ -91,7 +91,7 @@ class LoaderWatch:
         on_evaluated: Callable[[LoaderPass, int], bool] = lambda of, batches: False,
         apart: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self._reads, self._gives = reads, gives
+        self._reads, self.gives = reads, gives
         self._on_evaluated, self._apart = on_evaluated, apart
         self._passes: weakref.WeakKeyDictionary[Any, LoaderPass] = weakref.WeakKeyDictionary()
         self._handed: list[tuple[Any, int, Shapes]] = []
@@ -214,7 +214,7 @@ class LoaderWatch:
         if self._ending is not None:
             return rounds == self._ended_in + 1 and not self.has_begun_again
         found, per_round = self.find_training()
-        if found is None or not self._gives:
+        if found is None or not self.gives:
             return False
         batches = count_batches(found.loader)
         if batches is None or len(self.handed(found)) + per_round > batches:
@@ -232,7 +232,7 @@ class LoaderWatch:
         its batches that show how sizes follow their lengths."""
         if self._reads and self.round == STEPS and (found := self.find_training()[0]) is not None:
             self.epoch = self._read(found)
-            if self._gives and (chosen := choose_batches(self.epoch)):
+            if self.gives and (chosen := choose_batches(self.epoch)):
                 self._give(self.epoch, chosen)
                 self._until = self.round - (-len(chosen) // self.find_training()[1]) + 1
         self.round += 1

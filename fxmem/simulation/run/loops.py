@@ -48,6 +48,8 @@ class Loop(NamedTuple):
     """How often it has run before this time."""
     limit: tuple[int, int] | None = None
     """A counter of the program's own, and what it is when the loop is left; None for none."""
+    head: int = 0
+    """The line of `for` or `while`."""
 
 
 class LoopWatch:
@@ -60,6 +62,8 @@ class LoopWatch:
             self._outside[id(frame)] = frame.f_lineno
             frame = frame.f_back
         self._rounds: deque[list[Loop]] = deque(maxlen=_COMPARED)
+        self._stood: list[tuple[object, int]] = []
+        """The marks of the frames around the last call of a model, and where each stood then."""
         self._gradients: tuple[int, types.CodeType, int] | None = None
         """Where the loop around the last gradients stood then: its frame, code, and instruction."""
 
@@ -76,6 +80,28 @@ class LoopWatch:
                 return frame.f_lasti <= instruction
             frame = frame.f_back
         return False
+
+    def find_passed(self, frame: types.FrameType | None, followed: object) -> tuple[object, Sequence[Loop]] | None:
+        """The outermost function that has begun another pass of a loop since it was last asked, by the mark of its
+        frame, and the loops there; None where none has. It is to be asked in each call of a model.
+
+        Args:
+            frame: of the call.
+            followed: the mark of the function whose loop is followed: while it runs, loops within do not count.
+        """
+        frames, stood = list_frames(frame), self._stood
+        self._stood = [(mark_frame(each), each.f_lasti) for each in frames]
+        for depth, (each, before) in enumerate(zip(self._stood, stood, strict=False)):
+            if each[0] is not before[0]:
+                return None
+            inner = [marks[depth + 1 :][:1] for marks in (self._stood, stood)]
+            is_in_same_call = each[1] == before[1] and inner[0] and inner[1] and inner[0][0][0] is inner[1][0][0]
+            if each[1] <= before[1] and not is_in_same_call:
+                loops = list(self._find_loops(frames[depth], depth))
+                return (each[0], loops) if loops else None
+            if each[0] is followed:
+                return None
+        return None
 
     def note_round(self, frame: types.FrameType | None) -> None:
         """A round ends in this frame."""
@@ -114,7 +140,7 @@ class LoopWatch:
         code, line = frame.f_code, frame.f_lineno
         is_passing = code.co_name.startswith("<") and code.co_name not in ("<module>", "<lambda>")
         if is_passing and id(frame) not in self._outside:
-            yield Loop(code.co_filename, line, line, depth, None, None)  # a comprehension
+            yield Loop(code.co_filename, line, line, depth, head=line)  # a comprehension
         scope: Mapping[str, Any] | None = None
         around = [*self._own_loops(frame)]
         for number, node in enumerate(around, 1):
@@ -123,7 +149,7 @@ class LoopWatch:
             turns, turn, limit = _measure(node, scope)
             inner = {name for each in around[number:] for name in _targets(each)}  # `_` of both is the inner one's
             turn = turn if inner.isdisjoint(_targets(node)) else None
-            yield Loop(code.co_filename, first, last, depth, turns, turn, limit)
+            yield Loop(code.co_filename, first, last, depth, turns, turn, limit, node.lineno)
 
     def _own_loops(self, frame: types.FrameType) -> Iterator[_Loops]:
         """Those in a frame's code, around where it stands, that are not around the program."""
@@ -140,6 +166,20 @@ def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
         found.insert(0, frame)
         frame = frame.f_back
     return found
+
+
+class _Mark:
+    """Tells one frame from another that has its place in memory later; traces nothing where it is called."""
+
+    def __call__(self, *event: object) -> None:
+        """See `sys.settrace`."""
+
+
+def mark_frame(frame: types.FrameType) -> object:
+    """What is of this frame alone for as long as it runs; a debugger's or a coverage tool's own where it has one."""
+    if frame.f_trace is None:
+        frame.f_trace = _Mark()
+    return frame.f_trace
 
 
 def _find_rate(numbers: Sequence[int | None]) -> float | None:

@@ -11,6 +11,7 @@ from fxmem.simulation.run.host_memory import HostMeter
 from fxmem.simulation.run.loader_watch import LoaderWatch
 from fxmem.simulation.run.loops import LoopWatch
 from fxmem.simulation.run.owner_names import Cycles, OwnerNames
+from fxmem.simulation.run.repeated_calls import RepeatedCalls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,5 +29,7 @@ class ProgramParts:
     """Of references, freed after each round."""
     evaluations: Evaluations
     """The passes that follow an epoch."""
+    repeats: RepeatedCalls
+    """Of models, which need not run."""
     host: HostMeter
     loaders: LoaderWatch

@@ -26,10 +26,12 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         of_former = _describe(each, "optimizer", ANEW)
         yield of_former.model_copy(update={"change": "del of a former model; cache_clear() of a cached function"})
     for evaluation in program.evaluations:
-        batches, when = evaluation.batches, f"after each batch of the evaluation at {evaluation.place}"
+        batches, when = evaluation.batches, f"after each {evaluation.of} of the {evaluation.title}"
         for each in _find_endless(evaluation.grown):
+            if batches is not None and batches * each.nbytes < least:
+                continue
             sum_of_all = "" if batches is None else f", about {format_bytes(batches * each.nbytes)} of {batches:,}"
-            yield _describe(each, "batch", f"{when}{sum_of_all}")
+            yield _describe(each, evaluation.of, f"{when}{sum_of_all}")
 
 
 def _find_endless(grown: Sequence[Growth]) -> list[Growth]:

@@ -1,0 +1,335 @@
+"""The calls of a model that are alike: two run, the others are made of them.
+
+What a call asks of the card's allocator, in order, and what it returns follow from its arguments' layouts for as long
+as it leaves nothing but its result, and under autocast the casts of weights that are kept to its end, and as it leaves
+the numbers and containers that its modules have, or that `forward` names, as they were: then a further call is one operator, which makes tensors
+like those and passes through the memory that the others took meanwhile. What the model's Python does beside that is not
+done again. A call of which anything else stays, is freed or is counted runs each time; so does one of a model with a
+hook of the user's. The 4th, 8th, 16th call and so on run, too, and are compared.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import modules as torch_modules
+from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces import Seen
+from fxmem.memory.generation import LoopEvent, find_events
+from fxmem.simulation.card.machine import PretendedMachine
+from fxmem.simulation.code.source_lines import is_own_code
+from fxmem.simulation.recording.observe.event_log import LoggedStorage
+from fxmem.simulation.recording.observe.observer import PendingCall
+from fxmem.simulation.recording.recording import Recording
+
+_CONFIRMED: Final = 2
+"""Calls that are alike before others are made of them."""
+_TRIED: Final = 4
+"""Calls of which none is like the one before it, after which the others run unwatched."""
+_DEEPEST: Final = 8
+"""From a module to a number that counts its calls: by a registry of hooks, a hook and its state."""
+_MOST_VALUES: Final = 200_000
+"""Of a module and what it has, that are compared."""
+
+
+class _Made(NamedTuple):
+    """A tensor that a call returns: which of its storages it lies in, in the order of these, and how."""
+
+    storage: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+class _Given(NamedTuple):
+    """A tensor among the arguments, counted as they come."""
+
+    position: int
+
+
+class _Call(NamedTuple):
+    """A call that ran."""
+
+    leaves: list[Any]
+    """Of its result: `_Made`, `_Given`, or the value itself."""
+    structure: Any
+    storages: list[LoggedStorage]
+    """Of its result and its casts, in the order in which they were allocated."""
+    casts: tuple[int, ...]
+    """Of these, those that autocast keeps."""
+    whole: Seen
+    """What it allocates and frees."""
+    most: Seen
+    """The same, summed up."""
+    flops: int | None
+    moved_bytes: int
+
+    def is_like(self, other: _Call) -> bool:
+        """Whether it asks for the same, and returns the same."""
+        sizes = [[(each.nbytes, each.shape, each.dtype) for each in call.storages] for call in (self, other)]
+        return sizes[0] == sizes[1] and self._replace(storages=[]) == other._replace(storages=[])
+
+
+@dataclasses.dataclass
+class _Calls:
+    """The calls of a module with arguments of the same layouts."""
+
+    last: _Call | None = None
+    """The last one that ran, if others can be made of it."""
+    alike: int = 0
+    """Calls that ran one after another and were alike."""
+    count: int = 0
+
+
+class RepeatedCalls:
+    """The calls of models without gradients.
+
+    Args:
+        recording: of the program.
+        machine: that it runs on; on the CPU each call runs.
+        runs_all: whether none is made.
+    """
+
+    def __init__(self, recording: Recording, machine: PretendedMachine, *, runs_all: bool) -> None:
+        self._runs_all = runs_all or machine.memory is None or recording.collectives.world is not None
+        self._recording, self._log = recording, recording.log
+        self._memory, self._trace = machine.memory, machine.trace
+        self._mode, self._device = recording.fakes, recording.device
+        self._maker = torch_fakes.Maker(self._mode)
+        self.is_on = False
+        """Whether calls that are alike are made of those that ran."""
+        self.made = self.ran = 0
+        """Calls while it is on."""
+        self.differs = ""
+        """The model of which a later call was not like those of which others were made; empty for none."""
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, _Calls]] = weakref.WeakKeyDictionary()
+        self._casts: list[torch.Tensor] = []
+        """What autocast would keep of calls that were made."""
+        self._has_cast = False
+        """Whether a model was called since autocast kept nothing."""
+
+    def clear_casts(self, original: Callable[[], None]) -> None:
+        """`torch.clear_autocast_cache`."""
+        original()
+        self._has_cast = False
+        while self._casts:
+            del self._casts[0]
+
+    def run(self, call: PendingCall, *, infers: bool) -> Any:
+        """What a call of a model returns, which ran or was made, as one node of the graph. Where other ranks wait for
+        what it sends, it runs.
+
+        Args:
+            call: it.
+            infers: whether the program trains nothing.
+        """
+        if self._runs_all or not (self.is_on or infers):
+            return call.run()
+        self.ran += 1
+        module = call.module
+        leaves, structure = torch_common.tree_flatten((call.args, call.kwargs))
+        key: list[Any] = [repr(structure), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
+        key += torch.is_inference_mode_enabled(), module.training, self._has_cast
+        self._has_cast = torch.is_autocast_enabled("cuda")
+        tensors: list[torch.Tensor] = []
+        is_known = torch_fakes.describe(leaves, self._mode, None, key, tensors, of_offset=False)
+        if torch.is_grad_enabled() or not is_known:
+            return call.run()
+        known = self._known.setdefault(module, {}).setdefault(tuple(key), _Calls())
+        known.count += 1
+        like = known.last
+        if like is not None and any(like.storages[each].death is None for each in like.casts):
+            like = known.last = None
+        if like is not None and known.alike >= _CONFIRMED and known.count & (known.count - 1):
+            self.ran, self.made = self.ran - 1, self.made + 1
+            return call.as_node(lambda: self._make(like, tensors))
+        if known.alike < _CONFIRMED and known.count > _TRIED:
+            return call.run()
+        result, known.last = self._watch(module, call.run, tensors)
+        is_alike = like is not None and known.last is not None and known.last.is_like(like)
+        if known.alike >= _CONFIRMED and not is_alike:
+            self.differs, known.last = type(module).__name__, None
+        known.alike = known.alike + 1 if is_alike else int(known.last is not None)
+        return result
+
+    def _watch(
+        self, module: torch.nn.Module, run: Callable[[], Any], tensors: list[torch.Tensor]
+    ) -> tuple[Any, _Call | None]:
+        """Run a call; its result, and how to make one like it, None where that cannot be said."""
+        before = None if any(map(_has_own_hooks, module.modules())) else _list_state(module)
+        if before is None:
+            return run(), None
+        log, ops, memory = self._log, self._log.ops, self._memory
+        assert memory is not None
+        _, acts = self._trace.since(0)
+        first, stream = len(ops), log.streams.current
+        result = run()
+        memory.ask_cudnn()
+        events = find_events(self._trace.since(acts)[0], memory.asked)
+        if (
+            _list_state(module) != before
+            or events is None
+            or ops is not log.ops
+            or any(each.stream != stream for each in events if each.nbytes)
+        ):
+            return result, None
+        leaves, structure = torch_common.tree_flatten(result)
+        made = [self._describe(each, tensors) for each in leaves]
+        kept = {each.storage for each in made if isinstance(each, _Made)}
+        alive = {each.key for each in events if each.nbytes is not None} - {e.key for e in events if e.nbytes is None}
+        casts = tuple(each for each in alive - kept if isinstance(each, int)) if self._has_cast else ()
+        kept.update(casts)
+        hidden = _find_hidden(events, kept)
+        if hidden is None or not kept or any(each is NotImplemented for each in made):
+            return result, None
+        order = [each.key for each in events if each.nbytes is not None and each.key in kept]
+        places = {index: place for place, index in enumerate(order)}
+        storages = [log.storages[index] for index in order if isinstance(index, int)]
+        made = [each._replace(storage=places[each.storage]) if isinstance(each, _Made) else each for each in made]
+        ran = ops[first:]
+        flops = None if any(op.flops is None for op in ran) else sum(op.flops or 0 for op in ran)
+        sizes, name = [each.nbytes for each in storages], type(module).__name__
+        whole, most = (
+            Seen(name, multiplies=False, multiplies_lt=False, memory=HiddenMemory(events=each))
+            for each in (hidden, _sum_up(hidden, sizes))
+        )
+        moved_bytes, casts = sum(op.moved_bytes for op in ran), tuple(places[each] for each in casts)
+        return result, _Call(made, structure, storages, casts, whole, most, flops, moved_bytes)
+
+    def _describe(self, leaf: Any, tensors: list[torch.Tensor]) -> Any:
+        """How to make what a call returns; NotImplemented where that cannot be said."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf if leaf is None or type(leaf) in (bool, int, float, str) else NotImplemented
+        given = next((position for position, each in enumerate(tensors) if each is leaf), None)
+        if given is not None:
+            return _Given(given)
+        index = self._log.find_storage(leaf) if type(leaf) is torch_common.FakeTensor else None
+        if index is None or leaf.requires_grad:
+            return NotImplemented
+        return _Made(index, tuple(leaf.shape), tuple(leaf.stride()), int(leaf.storage_offset()), leaf.dtype)
+
+    def _note_hidden(self, op: int, call: _Call) -> None:
+        """A call was made of this one: the profile has the most of its memory, the card all."""
+        logged = self._log.ops[op]
+        self._recording.collector.note_seen(op, call.most, logged.phase, logged.stream)
+        self._recording.subject.on_hidden(op, call.whole, logged.phase)
+
+    def _make(self, call: _Call, tensors: list[torch.Tensor]) -> Any:
+        """What a call like this one returns, as one operator makes it."""
+        log, begin, first = self._log, self._log.tick, len(self._log.storages)
+        bases = [self._maker.empty((like.nbytes,), (1,), torch.uint8, self._device) for like in call.storages]
+        for base, like in zip(bases, call.storages, strict=True):
+            log.enter(base.untyped_storage(), like.nbytes, like.shape, like.dtype)
+        op = log.note_op(call.whole.name, begin, call.flops, call.moved_bytes)
+        try:
+            self._note_hidden(op, call)
+        except torch.cuda.OutOfMemoryError:
+            log.discard(first)
+            raise
+        self._casts += [bases[each] for each in call.casts]
+        made: dict[_Made, torch.Tensor] = {}
+
+        def make(leaf: Any) -> Any:
+            if isinstance(leaf, _Given):
+                return tensors[leaf.position]
+            if isinstance(leaf, _Made):
+                if leaf not in made:
+                    made[leaf] = self._maker.view(bases[leaf.storage], *leaf[1:], self._device)
+                return made[leaf]
+            return leaf
+
+        return torch_common.tree_unflatten(map(make, call.leaves), call.structure)
+
+
+def _has_own_hooks(module: torch.nn.Module) -> bool:
+    return any(map(is_own_code, torch_modules.forward_hooks(module)))
+
+
+_PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_DICTS: Final = (dict, collections.OrderedDict, collections.defaultdict)
+_LISTS: Final = (list, tuple, set, frozenset, collections.deque)
+_TENSORS: Final = ("_parameters", "_buffers")
+"""Attributes of a module whose tensors may be replaced, as by what moves weights to the card for a call."""
+
+
+def _list_state(module: torch.nn.Module) -> list[Any] | None:
+    """The numbers that a module has and what belongs to it, and its tensors; None where there are too many."""
+    found: list[Any] = []
+    seen: set[int] = set()
+
+    def note(value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            found.append(value)
+            return
+        is_opaque = isinstance(value, (torch.Tensor, torch.nn.Module, type, types.ModuleType)) or callable(value)
+        found.append(id(value) if is_opaque else kind)
+        if id(value) in seen or depth > _DEEPEST or len(found) > _MOST_VALUES or is_opaque:
+            return
+        seen.add(id(value))
+        if kind in _DICTS:
+            value = [each for pair in value.items() for each in pair]
+        elif kind not in _LISTS:  # those of a class of its own may do anything when they are gone through
+            value = list(getattr(value, "__dict__", {}).values())
+        found.append(len(value))
+        for each in value:
+            note(each, depth + 1)
+
+    for each in module.modules():
+        for name, value in vars(each).items():
+            if name not in _TENSORS:
+                note(value, 0)
+        code = getattr(type(each).forward, "__code__", None)
+        if code is not None and is_own_code(type(each).forward):
+            for name in code.co_names:
+                note(type(each).forward.__globals__.get(name), 0)
+    return None if len(found) > _MOST_VALUES else found
+
+
+def _find_hidden(events: list[LoopEvent], kept: set[int]) -> Events | None:
+    """What a call allocates and frees, its result as outputs; None where something else of it stays, or something that
+    was there is freed."""
+    alive: dict[Any, str] = {}
+    found: list[HiddenEvent] = []
+    for key, nbytes, _ in events:
+        if nbytes is None:
+            if key not in alive or key in kept:
+                return None
+            found += free(alive.pop(key))
+        else:
+            alive[key] = str(len(found))
+            found.append(output("result") if key in kept else alloc(alive[key], nbytes))
+    return tuple(found) if alive.keys() == kept else None
+
+
+def _sum_up(events: Events, results: list[int]) -> Events:
+    """The most that a call has for itself at once, as one allocation around its result.
+
+    Args:
+        events: of the call.
+        results: the bytes of each storage of its result, in order.
+    """
+    own: dict[str, int] = {}
+    made = now = most = 0
+    for event in events:
+        if event.action == "free":
+            now -= own.pop(event.name)
+        elif event.action == "alloc":
+            own[event.name] = event.nbytes or 0
+            now += own[event.name]
+        else:
+            now += results[made]
+            made += 1
+        most = max(most, now)
+    rest = most - sum(results)
+    return (alloc("temporaries", rest), *(output("result") for _ in results)) if rest else ()

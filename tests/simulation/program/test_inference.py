@@ -1,0 +1,110 @@
+"""Programs that train nothing: calls that are alike are made of those that ran, and their loops are followed."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from fxmem.hardware import catalogue
+from fxmem.memory import findings
+from fxmem.records.parts import EvaluationPass
+from fxmem.show.facts import find_fit
+from fxmem.show.run_facts import evaluation_facts
+from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunSettings, launch
+from fxmem.simulation.run import evaluations
+
+PROGRAM = str(Path(__file__).with_name("inferring.py"))
+PLAIN = ("plain", "kept", "joined", "nested", "left", "varied", "cast", "model-offload")
+UNEVEN = ("refilled", "counted", "sequential")
+OFFLOADS = ("model-offload", "sequential")
+
+
+@functools.cache
+def start(kind: str, passes: int = 20, *, whole: bool = False, seconds: float | None = None) -> LaunchResult:
+    if kind in OFFLOADS:
+        pytest.importorskip("accelerate")
+    with pytest.MonkeyPatch.context() as patch:
+        if seconds is not None:
+            patch.setattr(evaluations, "MOST_SECONDS", seconds)
+        settings = RunSettings(until="end" if whole else None)
+        return launch(Launch(PROGRAM, (kind, str(passes))), catalogue.target("rtx3090"), settings)
+
+
+def run(kind: str, passes: int = 20, *, whole: bool = False, seconds: float | None = None) -> RecordedProgram:
+    return start(kind, passes, whole=whole, seconds=seconds).recorded
+
+
+def found(recorded: RecordedProgram) -> EvaluationPass:
+    (only,) = recorded.program.evaluations
+    return only
+
+
+def made(recorded: RecordedProgram) -> int:
+    return recorded._code.watch.parts.repeats.made
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *UNEVEN])
+def test_calls_that_are_made_take_what_a_whole_run_takes(kind: str) -> None:
+    recorded, whole = run(kind), run(kind, whole=True)
+    assert made(whole) == 0
+    assert (made(recorded) > 0) == (kind in PLAIN)
+    for each, other in zip(recorded.rounds, whole.rounds, strict=True):
+        assert (each.requested_bytes, each.allocated_bytes) == (other.requested_bytes, other.allocated_bytes)
+        assert each.reserved_bytes == other.reserved_bytes
+    assert recorded.program.ending == whole.program.ending == "ran to its end"
+    flops = [sum(op.flops or 0 for op in each.profile.ops) for each in (recorded, whole)]
+    assert flops[0] == flops[1] > 0
+
+
+def test_a_loop_is_followed_to_its_end() -> None:
+    each = found(run("kept"))
+    assert (each.ran, each.batches, each.is_loop) == (20, 20, True)
+    assert each.growth_bytes == 256 * 64 * 2
+    assert [grown.holder for grown in each.grown] == ["kept"]
+    (fact,) = evaluation_facts(run("kept").program)
+    assert fact.label == "Loop"
+    assert fact.text.startswith(
+        f"{PROGRAM}:55: 20 of 20 passes ran; 32,768 bytes more a pass ({PROGRAM}:67 keeps kept)"
+    )
+
+
+def test_a_loop_that_is_left_has_as_many_passes_as_ran() -> None:
+    assert (found(run("left")).ran, found(run("left")).batches) == (12, 12)
+
+
+def test_the_outermost_loop_with_passes_is_followed() -> None:
+    *inner, outer = run("nested").program.evaluations
+    assert (outer.place, outer.ran, outer.batches) == (f"{PROGRAM}:73", 4, 4)
+    assert [(each.place, each.ran) for each in inner] == [(f"{PROGRAM}:55", 20)]
+
+
+def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
+    """To the byte what a run of all takes, until what the program makes of all of them."""
+    short, whole = run("kept", 300, seconds=-1), run("kept", 300, whole=True)
+    each = found(short)
+    assert each.ran < 20
+    assert each.is_carried_on
+    assert short.program.ending.startswith(f"stopped after {each.ran} of 300 passes of the loop at {PROGRAM}:55")
+    ahead = whole.rounds[-1]
+    joined = 300 * 256 * 64 * 2
+    assert each.end_bytes is not None
+    assert each.end_bytes + joined > ahead.requested_bytes > each.end_bytes  # `torch.cat` of all comes after the loop
+    assert f"with 6 of 300 passes of the loop at {PROGRAM}:55" in find_fit(short.profile, short.peak).verdict
+
+
+def test_the_pass_at_which_the_card_is_full() -> None:
+    short = run("kept", 10_000_000, seconds=-1)
+    assert short.peak.fits is False
+    room = catalogue.target("rtx3090").memory_bytes
+    full = int(short.shortage.partition("at about pass ")[2].split()[0].replace(",", ""))
+    assert 0.9 * room < full * 32_768 < room
+    assert [each.cause for each in findings.find(short.profile, short.timeline)] == ["kept-results"]
+
+
+def test_a_call_that_a_later_one_shows_to_be_of_another_kind_is_said() -> None:
+    texts = [each.text for each in run("counted").profile.assumptions if each.topic == "calls"]
+    assert texts == []  # it counts its calls
+    late = [each.text for each in run("plain").profile.assumptions if each.topic == "calls"]
+    assert late == ["14 of 20 calls of models without gradients were made of those that ran and were alike"]
