@@ -97,8 +97,7 @@ def _forget_meshes() -> None:
     `torch._C._clear_DTensor_sharding_propagator_cache` (since 2.10) is of the calls from C++, `ShardingPropagator`'s
     own are of those from Python.
     """
-    propagation = sys.modules.get("torch.distributed.tensor._sharding_prop")
-    if propagation is None:
+    if sys.modules.get("torch.distributed.tensor._sharding_prop") is None:
         return
     clear: Any = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)
     clear()

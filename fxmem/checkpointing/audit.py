@@ -176,8 +176,7 @@ class Audit(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 )
 
     def _compare_attributes(self, module: nn.Module, before: dict[str, Any]) -> None:
-        after = _attributes(module)
-        for name, new in after.items():
+        for name, new in _attributes(module).items():
             old = before.get(name)
             if old is None and new is not None:
                 self._filled = True

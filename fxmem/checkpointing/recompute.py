@@ -137,8 +137,7 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             if self._number in self._keeps:
                 # Autograd gives the result itself the graph, which keeps what is kept alive.
                 value = torch_common.detached_sharing_version(result)
-                given = torch_common.iterate_tensors((args, kwargs))
-                generators = Generators.now(given) if signature.draws else None
+                generators = Generators.now(torch_common.iterate_tensors((args, kwargs))) if signature.draws else None
                 self._results[self._number] = _Result(value, _versions(value), generators)
         return result
 

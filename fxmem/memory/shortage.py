@@ -438,8 +438,7 @@ def _read_traceback(text: str, least: int, end: int, rank: int | None) -> _Trace
             if not _INSTALLED.search(file) and (number or arrow):
                 place = f"{file}:{number or arrow}"
                 break
-    is_setup = any(map(_SETUP.search, below)) and not any(map(_STEP.search, below))
-    return _Traceback(place, is_setup, pins and has_frame)
+    return _Traceback(place, any(map(_SETUP.search, below)) and not any(map(_STEP.search, below)), pins and has_frame)
 
 
 def _add_traceback(message: OutOfMemoryMessage, line: int, count: int, trace: _Traceback) -> OutOfMemoryMessage:

@@ -191,8 +191,7 @@ def _set_fields(made: Any, given: Mapping[str, Any], where: str) -> Any:
     for name, value in given.items():
         head, _, rest = name.partition(".")
         if not hasattr(made, head):
-            known = [each for each in dir(made) if not each.startswith("_")]
-            raise unknown_setting_error(where, head, known)
+            raise unknown_setting_error(where, head, [each for each in dir(made) if not each.startswith("_")])
         if rest:
             _set_fields(getattr(made, head), {rest: value}, f"{where}.{head}")
         else:

@@ -234,8 +234,7 @@ def _transformers_class(transformers: Any, name: str, config: Mapping[str, Any])
         )
     if found is None:
         known = re.compile(r"(?!Auto|_)\w*(Model|For[A-Z]\w*)")
-        names = [each for each in dir(transformers) if known.fullmatch(each)]
-        raise model_error("transformers", name, names)
+        raise model_error("transformers", name, [each for each in dir(transformers) if known.fullmatch(each)])
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
         raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
     return found

@@ -98,8 +98,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
     most = None if options.fail_over is None else parse_growth(options.fail_over, "--fail-over")
     if options.bisect is None:
-        other = _second_options(options)
-        (before, timeline), (after, later) = read_step(options), read_step(other)
+        (before, timeline), (after, later) = read_step(options), read_step(_second_options(options))
         comparison = compare(before, after)
     else:
         before, after, commit = _find_commit(options)

@@ -59,8 +59,7 @@ def _flash(call: Call) -> Events:
     if queries == 1 and heads > kv_heads and dropout_p == 0 and head_size % 8 == 0:
         # One query per sequence: the query heads of a group are computed as rows.
         queries, heads = heads // kv_heads, kv_heads
-    cores = _multiprocessors(call.card)
-    splits = flash_splits(batch, heads, queries, keys, head_size, cores) if dropout_p == 0 else 1
+    splits = flash_splits(batch, heads, queries, keys, head_size, _multiprocessors(call.card)) if dropout_p == 0 else 1
     rows = (splits, batch, heads, queries)
     results = output("output"), output("logsumexp")
     if splits == 1:
@@ -168,8 +167,7 @@ def _flash_backward_by_rows(call: Call) -> Events:
     floats = _floats([("softmax_d", (heads, rows)), ("dq_accum", (copies, rows, heads, flash_head(size)))])
     expanded = key.shape[0] * heads * size * item
     names = ("key", "value") if heads != key.shape[1] else ()
-    grouped = (alloc(f"grad_{what} of every query head", expanded) for what in names)
-    return *dense, *_grads(), *floats, *grouped
+    return *dense, *_grads(), *floats, *(alloc(f"grad_{what} of every query head", expanded) for what in names)
 
 
 def _efficient_by_rows(call: Call) -> Events:
@@ -182,8 +180,7 @@ def _efficient_backward_by_rows(call: Call) -> Events:
     given = _by_heads(call, 4, *[None] * 5, call.args[11])
     if call.argument(6) is None:
         return _efficient_backward(given)
-    batch = read_layout(call.args[6]).numel - 1
-    return _efficient_backward(given, (batch, int(call.args[8]), int(call.args[9])))
+    return _efficient_backward(given, (read_layout(call.args[6]).numel - 1, int(call.args[8]), int(call.args[9])))
 
 
 def _cudnn(call: Call) -> Events:

@@ -187,7 +187,6 @@ class CachingAllocator:
             return BlockView(address=block.address, size=block.size, requested_bytes=requested)
 
         blocks = (*self._live.values(), *(block for pool in self._pools.values() for block in pool))
-        heads = sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
         return tuple(
             Segment(
                 address=head.address,
@@ -196,7 +195,7 @@ class CachingAllocator:
                 expandable=head.range is not None,
                 blocks=tuple(map(view, head.mapped_run())),
             )
-            for head in heads
+            for head in sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
         )
 
     @property

@@ -118,8 +118,7 @@ class StepForms:
         return self._known[key]
 
     def _make_step(self, features: Features) -> list[BlockRequest]:
-        at = [form.at(features) for form in self._forms]
-        return [*self._write(_Round([*self._fill(at)], [], 0))]
+        return [*self._write(_Round([*self._fill([form.at(features) for form in self._forms])], [], 0))]
 
     def _fill(self, at: Sequence[int]) -> Iterator[Any]:
         for act, *sizes in self._plan:

@@ -378,8 +378,7 @@ class RecomputeChoices:
 
     def find_kept(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that are kept for backward, or for others to be recomputed from."""
-        uses = enumerate(self.evaluate(choice.recomputed).uses)
-        needed = [value for value, use in uses if use is not None]
+        needed = [value for value, use in enumerate(self.evaluate(choice.recomputed).uses) if use is not None]
         return frozenset(value for value in needed if self.values[value].call not in choice.recomputed)
 
     def find_dropped(self, choice: RecomputeChoice) -> frozenset[int]:

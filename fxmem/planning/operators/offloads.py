@@ -139,8 +139,7 @@ class OffloadChoices:
     @cached_property
     def _clock(self) -> Floats:
         """By tick of the unplanned step, when the card comes to it."""
-        profile = self._step.profile
-        ends = card_ends(profile, taped=True)
+        ends = card_ends(self._step.profile, taped=True)
         assert ends is not None  # links are made for cards whose rates are known
         begins = np.concatenate([[0.0], ends])[:-1]
         clock: Floats = np.interp(np.arange(len(self._step.live) + 1), self._begins, begins)

@@ -76,8 +76,7 @@ def worthwhile_cuts(profile: Profile) -> list[int]:
             flops[op.node] += op.flops
     most = max(flops.values(), default=0)
     heavy = {node + 1: count for node, count in flops.items() if count * 1000 >= most}
-    borders = {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
-    cuts = heavy.keys() | borders
+    cuts = heavy.keys() | {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
     return sorted(cuts if len(cuts) <= tuning.MOST_CUTS else _heaviest(heavy, tuning.MOST_CUTS))
 
 

@@ -204,10 +204,9 @@ class Planner(PlanFinder):
     ) -> Plan:
         """Make the plan of these stretches. `most` is an upper bound on its peak."""
         regions = write_edits(describe_regions(tables.selection, stretches, self.spans), self.lines)
-        estimated = round(min(tables.estimate(stretches), most))
         return self.make_plan(
             regions,
-            estimated,
+            round(min(tables.estimate(stretches), most)),
             strategy=strategy,
             chosen=chosen,
             application=self.application,

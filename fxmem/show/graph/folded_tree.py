@@ -254,8 +254,7 @@ def _insert_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> li
 
 def _count_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
     """Count the segments that two paths begin with in common."""
-    pairs = zip(one, other, strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
 # --- visits -----------------------------------------------------------------------------------------------------------
@@ -314,8 +313,7 @@ class _Repeats:
             if times == 1:
                 yield items[start]
                 continue
-            begins = range(start, start + length * times, length)
-            each = [items[begin : begin + length] for begin in begins]
+            each = [items[begin : begin + length] for begin in range(start, start + length * times, length)]
             repeats = tuple(tuple(node for item in repeat for node in all_nodes(item)) for repeat in each)
             yield FoldedRun(tuple(each[0]), repeats, each[-1][-1])
 

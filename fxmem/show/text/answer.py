@@ -63,8 +63,7 @@ def overview(
     levels = DEPTH if depth is None else depth
     # The table alone: what its columns mean is said with everything else.
     modules = next(module_tree(profile, timeline, width, levels, small_rows=depth is not None))
-    below = [*([facts(ran)] if ran else []), modules, facts(_ending(profile))]
-    return answer + "\n" + render(below, width, color)
+    return answer + "\n" + render([*([facts(ran)] if ran else []), modules, facts(_ending(profile))], width, color)
 
 
 def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, width: int) -> RenderableType:
@@ -127,10 +126,9 @@ def _ending(profile: Profile) -> Facts:
     for word, each in found.items():
         more += f", {len(each)} {word}{'s' * (len(each) != 1)}" if each else ""
     room, weights = explain_room(profile.target), findings.describe_weights(profile)
-    about = [of["inputs"] if profile.inputs else "", weights, of["step"]]
     return [
         *([Fact("Room", room)] if room else []),
-        Fact("Settings", "; ".join(filter(None, about))),
+        Fact("Settings", "; ".join(filter(None, [of["inputs"] if profile.inputs else "", weights, of["step"]]))),
         Fact("More", more),
     ]
 
@@ -218,8 +216,7 @@ def _largest_lines(profile: Profile, timeline: Timeline) -> Iterator[tuple[str, 
     for sizes in largest[:_LINES_SHOWN]:
         nbytes, first = sum(sizes.values()), max(sizes, key=lambda index: sizes[index])
         share = percent(nbytes, timeline.peak.requested_bytes)
-        words = _node_words(profile.nodes[first], len(sizes) - 1)
-        yield format_bytes(nbytes), printable(f"({share}) {words}")
+        yield format_bytes(nbytes), printable(f"({share}) {_node_words(profile.nodes[first], len(sizes) - 1)}")
 
 
 def _settings(before: PeakBaseline, now: PeakBaseline) -> list[tuple[str, str, str]]:

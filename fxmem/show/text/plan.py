@@ -125,8 +125,7 @@ def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
 
 def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
     """Make one line of lines that differ only in the numbers of their names, with their sums."""
-    keys = [line._replace(name=mask_numbers(line.name)) for line in lines]
-    for start, _, count in find_runs(keys):
+    for start, _, count in find_runs([line._replace(name=mask_numbers(line.name)) for line in lines]):
         first = lines[start]
         yield first._replace(
             name=name_alike([line.name for line in lines[start : start + count]]),
@@ -161,8 +160,7 @@ def budget_table(plan: CompilePlan, *, width: int = 100, color: bool = False) ->
         reserved = "-" if peak.reserved_bytes is None else format_bytes(peak.reserved_bytes)
         share = percent(peak.counted_bytes, plan.eager.counted_bytes)
         steps.add_row(mark, name, format_bytes(peak.counted_bytes), share, *([reserved] if wide else []))
-    parts = [facts(header_facts(plan)), label_content("Steps", steps), facts(found)]
-    return render(parts, max(width, 60), color)
+    return render([facts(header_facts(plan)), label_content("Steps", steps), facts(found)], max(width, 60), color)
 
 
 def _rows(plan: CompilePlan) -> Iterator[tuple[str, str, Peak]]:

@@ -180,8 +180,7 @@ def _run_rank(
         launched = launch(program, target, settings, isolation, mailbox)
         if mailbox.is_awaited:
             return RankAnswer("", launched.raised)
-        report = launched.recorded.report(explains=settings.explains)
-        return RankAnswer(report.model_dump_json(), launched.raised)
+        return RankAnswer(launched.recorded.report(explains=settings.explains).model_dump_json(), launched.raised)
 
 
 @functools.cache

@@ -323,8 +323,7 @@ class Recording(Observer):
         self.tracer: Any = self.compilation.make_tracer(root)
         self.engine = AutogradEngine(self.nodes, self, self.compilation.streams, on_card=self.target.device == "cuda")
         world = self.collectives.world
-        place = (0, 1) if world is None else (world.rank, world.size)
-        self.subject.values.routing.begin(place, self._find_router)
+        self.subject.values.routing.begin((0, 1) if world is None else (world.rank, world.size), self._find_router)
         self.compilation.attach()
 
     def _find_router(self) -> str | None:

@@ -360,8 +360,7 @@ class GrowthLog:
             is_graphs = is_saved or grown.holder.endswith(".grad")
             found |= {"holder": IN_CYCLES if self._cycles_stay else "", "kept_at": ""}
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
-        counted = Counter((path.partition("[")[0], owner) for path, owner in held_at)
-        ((path, owner), _) = counted.most_common(1)[0]
+        ((path, owner), _) = Counter((path.partition("[")[0], owner) for path, owner in held_at).most_common(1)[0]
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         kept_at = find_keeping_line(path, self._files, {each.file for each in code.meant})

@@ -73,8 +73,7 @@ def find_longest(recorded: RecordedLengths) -> LongestBatch | None:
     """The batch that decides, and a long run; None where all batches have the same lengths."""
     shapes, handed = recorded.epoch.shapes, recorded.handed
     if not shapes:
-        varies = len(set(handed)) > 1
-        return _unread(recorded.epoch, handed) if varies else None
+        return _unread(recorded.epoch, handed) if len(set(handed)) > 1 else None
     if not recorded.epoch.varies:
         return None
     largest = max(range(len(shapes)), key=lambda number: (count_elements(shapes[number]), -number))

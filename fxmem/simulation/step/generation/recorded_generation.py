@@ -53,8 +53,7 @@ class GenerationStep(ModelStep):
 
     def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
         """The loops of `generate` leave out steps."""
-        maker = torch_fakes.Maker(self.recording.fakes)
-        self._loops = DecodeLoops(self._log, self._trace, maker, jumps=self._jumps)
+        self._loops = DecodeLoops(self._log, self._trace, torch_fakes.Maker(self.recording.fakes), jumps=self._jumps)
         yield self._loops.patched()
 
     def run(self) -> None:

@@ -121,8 +121,7 @@ def view_training_step(model: nn.Module) -> nn.Module:
             return kind.forward(self, *args, **kwargs)
         self.fxmem_inside = True
         try:
-            batch = args[0] if args else kwargs[first.name]
-            return step(self, batch, *numbers)
+            return step(self, args[0] if args else kwargs[first.name], *numbers)
         finally:
             self.fxmem_inside = False
 
@@ -204,8 +203,7 @@ def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepR
         request = dataclasses.replace(request, loss=training_step_loss)
         notes.append(f"{type(model).__name__}.training_step is run, and what it returns is the loss")
         if request.optimizer == "adamw" and hasattr(model, "configure_optimizers"):
-            optimizer = configured_optimizer(model)
-            request = dataclasses.replace(request, optimizer=optimizer)
+            request = dataclasses.replace(request, optimizer=configured_optimizer(model))
             notes.append("its configure_optimizers is used, as no other optimizer was named")
     if isinstance(request.optimizer, Optimizer):
         make, note = copy_optimizer(request.optimizer, model)
