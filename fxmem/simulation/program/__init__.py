@@ -1,7 +1,5 @@
 """A program of the user's own, untouched, on a card that is pretended: any code as a step, its rounds found."""
 
-from __future__ import annotations
-
 from fxmem.simulation.asked.routing import read_rule
 from fxmem.simulation.processes.sandbox.isolation import IsolationSettings
 from fxmem.simulation.program.launcher import LaunchResult, launch, launch_apart, run_as_main
