@@ -201,7 +201,7 @@ class Recomputation:
             return checkpoint(
                 functools.partial(function, **kwargs), *args, use_reentrant=False, preserve_rng_state=self.random
             )
-        held = flatten_modules(modules())
+        held = list(dict.fromkeys(inner for module in modules() for inner in module.modules()))  # each once
         audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
@@ -218,11 +218,6 @@ class Recomputation:
         if audit is not None:
             self.audited = audit.has_passed()
         return result
-
-
-def flatten_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules and all that are inside them, each once."""
-    return list(dict.fromkeys(inner for module in modules for inner in module.modules()))
 
 
 class _Run:

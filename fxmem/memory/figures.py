@@ -253,8 +253,4 @@ def choose_line(node: int, own: Iterable[SourceLine | None], calls: Iterable[Mod
     around = [call for call in calls if call.first_node <= node < call.last_node]
     around.sort(key=lambda each: each.last_node - each.first_node)
     lines = [line for line in (*own, *(each.source for each in around)) if line is not None]
-    return next((each for each in lines if _is_own(each)), lines[0] if lines else None)
-
-
-def _is_own(line: SourceLine) -> bool:
-    return package_path(line.file) == line.file
+    return next((each for each in lines if package_path(each.file) == each.file), lines[0] if lines else None)

@@ -219,9 +219,7 @@ def _decide(message: OutOfMemoryMessage) -> Cause:
         return "other-process"
     beyond = (context or 0) - most_context_bytes()
     share = _OTHERS if message.api == "MPS" else _OTHERS_KNOWN  # Metal's graphs have up to a fifth
-    if missing <= beyond + cached and beyond * share >= room:
-        return "context"
-    return "size"
+    return "context" if missing <= beyond + cached and beyond * share >= room else "size"
 
 
 # --- find the messages that memory ran out in a text: one error, or the log of a whole job with several ranks ---------

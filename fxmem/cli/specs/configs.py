@@ -140,9 +140,7 @@ def build(kind: Any, given: Mapping[str, Any], where: str) -> Any:
         arguments[name] = build(inner, value, f"{where}.{name}") if builds else value
     by_constructor = takes_any or bool(set(_parameters(kind)) & set(known))
     try:
-        if by_constructor or not arguments:
-            return kind(**arguments)
-        return _set_fields(kind(), arguments, where)
+        return kind(**arguments) if by_constructor or not arguments else _set_fields(kind(), arguments, where)
     except UsageError:
         raise
     except Exception as error:

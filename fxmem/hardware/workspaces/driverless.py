@@ -94,9 +94,7 @@ def _workspace_of_outside_engine(signature: ConvSignature) -> int | None:
     tensor_cores = signature.dtype != "float32" or signature.allow_tf32
     if set(signature.w[2:]) == {1} and not any(signature.padding):
         return _bytes_for_cublas_lt(signature) if tensor_cores else None
-    if set(signature.w[2:]) == {3} and not tensor_cores:
-        return _bytes_in_float32(signature)
-    return None
+    return _bytes_in_float32(signature) if set(signature.w[2:]) == {3} and not tensor_cores else None
 
 
 _CUBLAS_LT_UP_TO = {

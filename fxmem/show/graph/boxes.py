@@ -71,11 +71,6 @@ IsOpen = Callable[[View], bool]
 # --- which are open ---------------------------------------------------------------------------------------------------
 
 
-def open_to_depth(depth: int) -> IsOpen:
-    """Everything is open but modules at this level or deeper."""
-    return lambda part: part.level is None or part.level < depth
-
-
 def open_heaviest(parts: Sequence[View], max_boxes: int, *, runs: bool, worth: int = 0) -> IsOpen:
     """The heaviest are open, as long as there are fewer than `max_boxes` boxes.
 
@@ -437,7 +432,7 @@ def _choose(
 ) -> tuple[tuple[View, ...], IsOpen]:
     """Decide what is folded: by depth where one is given, else by bytes."""
     if options.depth is not None:
-        return parts, open_to_depth(base + options.depth)
+        return parts, lambda part: part.level is None or part.level < base + options.depth
     runs = options.max_boxes >= RUNS_OPEN_FROM
     worth = 0
     if count_boxes(parts, runs=runs) > options.max_boxes:

@@ -30,9 +30,7 @@ def _of_sparse(kernel: Kernel) -> Kernel:
 
     @functools.wraps(kernel)
     def run(answer: Answer, func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch_wrappers.is_sparse(tensor):
-            return NotImplemented
-        return kernel(answer, func, tensor, *args, **kwargs)
+        return kernel(answer, func, tensor, *args, **kwargs) if torch_wrappers.is_sparse(tensor) else NotImplemented
 
     return run
 

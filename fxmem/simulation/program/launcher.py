@@ -36,7 +36,7 @@ from fxmem.simulation.program.launchers import (
     handing_over,
     notebook_cells,
 )
-from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
+from fxmem.simulation.program.rank_runs import RankAnswer, report_ranks
 from fxmem.simulation.program.recorded_program import (
     RecordedProgram,
     read_program_compile,
@@ -148,7 +148,7 @@ def launch_apart(
     work: Callable[[Isolation], str] = functools.partial(_report, program, target, settings, around)
     if program.ranks is not None:
         one = functools.partial(_run_rank, target, around)
-        work = functools.partial(_report_ranks, program, settings, one, isolation.write)
+        work = functools.partial(report_ranks, program, settings, one, isolation.write)
     text, files, network = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
     with pause_gc(stays=True):
         report = Report.model_validate_json(text)
@@ -165,10 +165,6 @@ def _report(program: Launch, target: Target, settings: RunSettings, around: _Aro
     with around():
         recorded = launch(program, target, settings, isolation).recorded
         return recorded.report(explains=settings.explains).model_dump_json()
-
-
-def _report_ranks(program: Launch, settings: RunSettings, run: RunRank, writes: bool, isolation: Isolation) -> str:
-    return report_ranks(program, settings, run, writes=writes, isolation=isolation)
 
 
 @pause_gc()

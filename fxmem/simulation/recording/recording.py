@@ -349,9 +349,7 @@ class Recording(Observer):
         One where something that it allocated is still alive. TorchScript runs a function unchanged first, then as it is
         optimized for what came; what comes otherwise is a function of its own to it.
         """
-        if self.ran_scripted:
-            return 2
-        return int(any(self.log.storages[index].birth > 0 for index in self.log.alive()))
+        return 2 if self.ran_scripted else int(any(self.log.storages[index].birth > 0 for index in self.log.alive()))
 
     # --- what the program runs inside ---------------------------------------------------------------------------------
 

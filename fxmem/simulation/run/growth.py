@@ -372,9 +372,7 @@ class GrowthLog:
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
-        if self.nbytes == 0:
-            return ()
-        return self._find_all()
+        return () if self.nbytes == 0 else self._find_all()
 
     def _find_all(self) -> tuple[Growth, ...]:
         rounds, found = len(self._alive), list[Growth]()

@@ -139,9 +139,7 @@ def view_training_step(model: nn.Module) -> nn.Module:
 
 def view_source(source: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[[], nn.Module]:
     """`view_training_step` of a module, or of what a function builds."""
-    if isinstance(source, nn.Module):
-        return view_training_step(source)
-    return lambda: view_training_step(source())
+    return view_training_step(source) if isinstance(source, nn.Module) else lambda: view_training_step(source())
 
 
 def training_step_loss(out: Any) -> torch.Tensor:
