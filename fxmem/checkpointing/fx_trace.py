@@ -355,9 +355,7 @@ class _Observer(torch_common.DispatchMode, Observer):  # type: ignore[no-untyped
         super().__init__()  # type: ignore[no-untyped-call]
         self._ops = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._ops += not (func.is_view or str(func) == "aten.detach.default")
         return func(*args, **(kwargs or {}))
 

@@ -127,9 +127,7 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._keeps, self._results, self._number = frozenset(keeps), results, -1
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         signature = read_signature(func)
         if is_product(signature.name):
@@ -153,9 +151,7 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._number = -1
         return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_product(read_signature(func).name):
             self._number += 1
             kept = self._results.pop(self._number, None)

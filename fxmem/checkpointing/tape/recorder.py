@@ -160,9 +160,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     # --- what runs ----------------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         signature = _signature(func)
         if signature is None or self._is_copying:

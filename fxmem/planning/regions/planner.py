@@ -87,11 +87,10 @@ class Planner(PlanFinder):
         if tables.units.count <= tuning.NESTED_UNITS:
             return tables
         crossing = dict(zip(tables.units.cuts, tables.units.outputs[0].tolist(), strict=True))
-        inner = tables.units.cuts[1:-1]
         # The narrowest cut of each of as many equal stretches of kept bytes.
         kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
         stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (tuning.NESTED_UNITS - 1)).astype(int)
-        by_stretch = group(zip(stretches.tolist(), inner, strict=True))
+        by_stretch = group(zip(stretches.tolist(), tables.units.cuts[1:-1], strict=True))
         # Of equal ones, the last.
         return self._tables(sorted(min(reversed(cuts), key=crossing.__getitem__) for cuts in by_stretch.values()))
 

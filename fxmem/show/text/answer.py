@@ -79,10 +79,9 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         if sends_by_nccl(profile):
             words = [f"{each} + NCCL" for each in words]
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
-    where = _pick_fitting(findings.describe_peak(profile, peak), room)
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()
     below = [
-        Fact("Peak", where),
+        Fact("Peak", _pick_fitting(findings.describe_peak(profile, peak), room)),
         *_open_facts(profile, fit),
         *findings.plans_facts(profile, peak),
         *longest_facts(profile)[:1],

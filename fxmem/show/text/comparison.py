@@ -212,12 +212,11 @@ def select_rows(comparison: StepComparison, depth: int | None) -> Iterator[tuple
         times += [times[-1] * alike if times else alike] * (row.depth + 1 - len(times))
         if row.largest * times[-1] < worth:
             continue
-        name = folded.label or comparison.after.model
         mark = "+ " if row.before_path is None else "- " if row.after_path is None else ""
         before = (row.before_path or "").rpartition(".")[2]
         is_renamed = not mark and before != _label(row) and alike == 1
         was = f" (was {before})" if is_renamed else ""
-        yield row, f"{mark}{name}{was}" + (f" x{alike}" if alike > 1 else "")
+        yield row, f"{mark}{folded.label or comparison.after.model}{was}" + (f" x{alike}" if alike > 1 else "")
 
 
 def _label(row: ModuleChange) -> str:

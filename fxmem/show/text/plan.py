@@ -50,7 +50,6 @@ def _curve(plan: Plan, width: int) -> Table:
     room = min(width - 59 - (21 if wide else 0), 24)
     columns = [("", 2), ("Peak", 9), ("of", 7), *more, ("Extra", 8), ("Regions", 7), ("Plan", room)]
     points = ruled(*columns, left=("Plan",))
-    whole = plan.before.counted_bytes
     for point in plan.curve:
         used, reserved = point.peak.counted_bytes, point.peak.reserved_bytes
         is_chosen = used == plan.after.counted_bytes and point.regions == plan.regions
@@ -59,7 +58,7 @@ def _curve(plan: Plan, width: int) -> Table:
         points.add_row(
             "->" if is_chosen else "",
             format_bytes(used),
-            percent(used, whole),
+            percent(used, plan.before.counted_bytes),
             *(["-" if reserved is None else format_bytes(reserved), time] if wide else []),
             _format_extra(point, plan.forward_flops),
             str(len(point.regions)),

@@ -145,9 +145,8 @@ def _optimizer(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of the optimizer."""
     if run.optimizer is None:
         return
-    form = _describe_optimizer(run.optimizer, run.recording.target)
     there = "" if run.is_program else ", its state already there"
-    yield "optimizer", form + there
+    yield "optimizer", _describe_optimizer(run.optimizer, run.recording.target) + there
     if run.step.compiled is None and type(run.optimizer).__module__.startswith("torchao."):
         text = "torchao compiles the optimizer's step, and Inductor may keep fewer temporaries than are counted"
         yield "optimizer", text
