@@ -41,7 +41,7 @@ from fxmem.memory.figures import (
 from fxmem.memory.module_tree import Branch, ModuleTree, fold, preorder
 from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
-from fxmem.records.units import format_shape
+from fxmem.records.units import format_shape, group
 
 _CALLS = ("call_module", "call_function", "call_method")
 
@@ -294,9 +294,7 @@ class _Weights:
     def __init__(self, profile: Profile) -> None:
         weights = [each for each in profile.storages if each.kind is Kind.PARAMETER and each.birth == 0]
         self._by_name = {each.name: each.node for each in weights if each.name}
-        self._by_shape: dict[tuple[int, ...], list[int | None]] = {}
-        for each in weights:
-            self._by_shape.setdefault(tuple(each.shape or ()), []).append(each.node)
+        self._by_shape = group((tuple(each.shape or ()), each.node) for each in weights)
         self._dealt: Counter[tuple[int, ...]] = Counter()
 
     def reader(self, storage: Storage, otherwise: int) -> int:

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from fxmem.hardware.context import known_context_sizes
 from fxmem.records.shortage import Cause, OutOfMemoryMessage, ProcessUse
+from fxmem.records.units import group
 
 # --- ways of saying that memory ran out, and what the causes come to in words -----------------------------------------
 # The tables of `shortage_formats.toml`.
@@ -85,10 +86,7 @@ def find_by_line(line: str) -> Format | None:
 @cache
 def patterns_by_word(*, is_hint: bool) -> Mapping[str, tuple[re.Pattern[str], Sequence[Format]]]:
     """For each word of hints, or of the others, a pattern with a group for each format of it, and these formats."""
-    formats: dict[str, list[Format]] = {}
-    for each in all_formats():
-        for word in each.words if each.is_hint == is_hint else ():
-            formats.setdefault(word, []).append(each)
+    formats = group((word, each) for each in all_formats() if each.is_hint == is_hint for word in each.words)
     return {word: (re.compile("|".join(f"({each.pattern})" for each in have)), have) for word, have in formats.items()}
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from fxmem.hardware.catalogue import FETCHED_AHEAD, SENT_AHEAD
 from fxmem.hardware.step_time import card_ends
 from fxmem.planning import tuning
-from fxmem.planning.lookups import Floats, Ints, first_saves, group
+from fxmem.planning.lookups import Floats, Ints, first_saves
 from fxmem.planning.operators.choices import RecomputeChoices
 from fxmem.records.profile import Phase
+from fxmem.records.units import group
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fxmem.planning import tuning
-from fxmem.planning.lookups import group
 from fxmem.planning.operators.choices import OperatorCall, OperatorValue, RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import Offloads
@@ -19,7 +18,7 @@ from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
-from fxmem.records.units import Application, sum_known
+from fxmem.records.units import Application, group, sum_known
 
 
 class Choice(NamedTuple):

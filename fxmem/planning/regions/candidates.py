@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxmem.planning import tuning
-from fxmem.planning.lookups import Bools, Ints, group
+from fxmem.planning.lookups import Bools, Ints
 from fxmem.records.profile import Node, Phase, Profile, SourceLine
+from fxmem.records.units import group
 
 _NORMS = ("batch_norm", "group_norm", "instance_norm")
 

@@ -14,7 +14,7 @@ from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning import tuning
-from fxmem.planning.lookups import find_reads, group, last_needed, ops_by_node
+from fxmem.planning.lookups import find_reads, last_needed, ops_by_node
 from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.candidates import (
     Span,
@@ -31,7 +31,7 @@ from fxmem.planning.regions.plan_text import Lines, describe_regions, find_lines
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Profile
-from fxmem.records.units import Application, sum_known
+from fxmem.records.units import Application, group, sum_known
 
 
 class Planner(PlanFinder):
@@ -258,9 +258,7 @@ class Planner(PlanFinder):
             taped: whether the plan is one of operators.
             copied: as for `step_seconds`.
         """
-        again: dict[int, list[int]] = {}
-        for node, op in sorted(recomputed):
-            again.setdefault(self._backward_begins[node], []).append(op)
+        again = group((self._backward_begins[node], op) for node, op in sorted(recomputed))
         return step_seconds(self.profile, taped=taped, recomputed=again, copied=copied)
 
     @cached_property

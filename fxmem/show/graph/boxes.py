@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 from fxmem.errors import UsageError
 from fxmem.memory.figures import sum_figures
 from fxmem.records.profile import Phase, Profile, Timeline
+from fxmem.records.units import group
 from fxmem.show.graph.checkpoints import Checkpoint, apply_plan, checkpoints, find_recomputed
 from fxmem.show.graph.folded_tree import (
     FoldedRun,
@@ -520,10 +521,7 @@ def find_reads(
 
 def _drop_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
     """Pairs of boxes, tail and head. Of a box with many readers only the line to the first remains."""
-    readers: dict[int, list[int]] = {}
-    for head, sources in enumerate(reads):
-        for tail in sources:
-            readers.setdefault(tail, []).append(head)
+    readers = group((tail, head) for head, sources in enumerate(reads) for tail in sources)
     few = ((tail, heads if len(heads) <= _MOST_READERS else heads[:1]) for tail, heads in readers.items())
     return {(tail, head) for tail, heads in few for head in heads}
 

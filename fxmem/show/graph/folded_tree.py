@@ -19,6 +19,7 @@ from itertools import groupby, pairwise, takewhile
 
 from fxmem.memory.module_tree import call_name, find_runs
 from fxmem.records.profile import Node, Profile
+from fxmem.records.units import group
 from fxmem.show.graph.checkpoints import Checkpoint, checkpoints
 
 _WORTH_FOLDING = 4
@@ -172,9 +173,7 @@ def _leaves(
     readers = _readers(profile, nodes)
     parameters = (node for node in nodes if profile.nodes[node].op == "get_attr" and node != peak)
     joins = {node: readers[node][0] for node in parameters if readers[node]}
-    held: dict[int, list[int]] = {}
-    for parameter, reader in joins.items():
-        held.setdefault(reader, []).append(parameter)
+    held = group((reader, parameter) for parameter, reader in joins.items())
     leaves: list[Leaf] = []
     for index in nodes:
         if index in joins:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import IN_CYCLES, Growth
 from fxmem.records.profile import SourceLine
-from fxmem.records.units import GROWING, OF_GRAPH, STEPS, package_path
+from fxmem.records.units import GROWING, OF_GRAPH, STEPS, group, package_path
 from fxmem.simulation.card.block_trace import BlockTrace
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.code.round_rule import Owner, find_names, split_path
@@ -236,9 +236,7 @@ class GrowthLog:
             sizes: how often each number of bytes was allocated.
             forward_sizes: the same before the first backward: gradients are as large whatever the batch. None: of all.
         """
-        owned: dict[str, list[int]] = {}
-        for index in self._log.alive():
-            owned.setdefault(_find_owner(self._log.storages[index]), []).append(index)
+        owned = group((_find_owner(self._log.storages[index]), index) for index in self._log.alive())
         rises, series, nothing, held = self._rises, self._series, _Held(0, 0, 0), dict[str, _Held]()
         self._rises, self._series = {}, {}
         for owner, storages in owned.items():
