@@ -18,18 +18,7 @@ from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, find_place, sum_figures
 from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
-from fxmem.records.profile import (
-    Headed,
-    InputTensor,
-    Kind,
-    Node,
-    Peak,
-    Profile,
-    SourceLine,
-    Step,
-    Storage,
-    Timeline,
-)
+from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, SourceLine, Step, Storage, Timeline
 from fxmem.records.units import (
     BUCKET,
     OWN_LOSS,

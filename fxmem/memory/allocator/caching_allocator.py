@@ -23,13 +23,7 @@ from typing import Final
 
 from fxmem.errors import UsageError
 from fxmem.memory.allocator.blocks import AddressSpace, Block, Pool, Range
-from fxmem.memory.allocator.settings import (
-    DEFAULT_SETTINGS,
-    MIN_BLOCK,
-    SMALL_SEGMENT,
-    SMALL_SIZE,
-    AllocatorSettings,
-)
+from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, AllocatorSettings
 from fxmem.memory.allocator.stats import BlockView, OutOfMemory, PoolCounts, Segment, Stat, Stats
 from fxmem.records.units import round_up
 

@@ -211,8 +211,7 @@ def _largest_lines(profile: Profile, timeline: Timeline) -> Iterator[tuple[str, 
     for index, nbytes in alive_by_node(profile, timeline).items():
         node = profile.nodes[index]
         nodes[(node.source.file, node.source.line) if node.source is not None else node.name][index] = nbytes
-    largest = sorted(nodes.values(), key=lambda sizes: -sum(sizes.values()))
-    for sizes in largest[:_LINES_SHOWN]:
+    for sizes in sorted(nodes.values(), key=lambda sizes: -sum(sizes.values()))[:_LINES_SHOWN]:
         nbytes, first = sum(sizes.values()), max(sizes, key=lambda index: sizes[index])
         share = percent(nbytes, timeline.peak.requested_bytes)
         yield format_bytes(nbytes), printable(f"({share}) {_node_words(profile.nodes[first], len(sizes) - 1)}")

@@ -37,12 +37,7 @@ from fxmem.simulation.program.launchers import (
     notebook_cells,
 )
 from fxmem.simulation.program.rank_runs import RankAnswer, report_ranks
-from fxmem.simulation.program.recorded_program import (
-    RecordedProgram,
-    read_program_compile,
-    record,
-    record_rank,
-)
+from fxmem.simulation.program.recorded_program import RecordedProgram, read_program_compile, record, record_rank
 from fxmem.simulation.program.watch import RunSettings
 from fxmem.simulation.ranks.mailbox import Mailbox, World
 from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers, answer_all_ways

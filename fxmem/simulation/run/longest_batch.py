@@ -12,15 +12,7 @@ from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import Collector, CpuCollector, Signature
 from fxmem.memory.allocator import AllocatorSettings, read_settings
 from fxmem.memory.allocator_acts import Act
-from fxmem.memory.lengths import (
-    BlockRequest,
-    Features,
-    Lengths,
-    LengthsUnproved,
-    LongRun,
-    StepForms,
-    replay_lengths,
-)
+from fxmem.memory.lengths import BlockRequest, Features, Lengths, LengthsUnproved, LongRun, StepForms, replay_lengths
 from fxmem.records.parts import LengthChange, LongestBatch
 from fxmem.records.profile import Target
 from fxmem.simulation.kernels.kernel_settings import ask_workspaces

@@ -16,8 +16,8 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if not has_backward:
         return
     gradients = {each.name for each in profile.storages if each.kind is Kind.GRADIENT}
-    trained = (each for each in profile.storages if each.kind is Kind.PARAMETER and not each.is_frozen)
-    by_node = group((each.node, each) for each in trained)
+    weights = (each for each in profile.storages if each.kind is Kind.PARAMETER and not each.is_frozen)
+    by_node = group((each.node, each) for each in weights)
     last = max(has_backward)
     found: dict[str, tuple[int, int]] = {}
     for region in profile.recomputed:
