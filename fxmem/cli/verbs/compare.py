@@ -98,7 +98,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
     most = None if options.fail_over is None else parse_growth(options.fail_over, "--fail-over")
     if options.bisect is None:
-        (before, timeline), (after, later) = read_step(options), read_step(_second_options(options))
+        other = _second_options(options)
+        (before, timeline), (after, later) = read_step(options), read_step(other)
         comparison = compare(before, after)
     else:
         before, after, commit = _find_commit(options)
