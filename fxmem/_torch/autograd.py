@@ -326,8 +326,7 @@ def route_engine(
         def run_backward(
             self, tensors: Any, grad_tensors: Any, keep_graph: bool, create_graph: bool, *rest: Any, **settings: Any
         ) -> Any:
-            is_routed = threading.get_ident() == me and takes(tensors)
-            run = run_backward if is_routed else self._original.run_backward
+            run = run_backward if threading.get_ident() == me and takes(tensors) else self._original.run_backward
             return run(tensors, grad_tensors, keep_graph, create_graph, *rest, **settings)
 
     return nested(
@@ -456,8 +455,7 @@ def node_hooks(node: Any, kind: str) -> list[Callable[..., Any]]:
     try:
         getattr(node, kind)(_PROBE)
     except _Found as found:
-        hooks = (found.args[0] or {}).values()
-        return [each for each in hooks if getattr(each, "__module__", "") != _OF_TRACING]
+        return [each for each in (found.args[0] or {}).values() if getattr(each, "__module__", "") != _OF_TRACING]
     raise AssertionError(f"{type(node).__name__}.{kind} did not reach _register_hook")
 
 

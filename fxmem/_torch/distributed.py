@@ -97,8 +97,7 @@ def _forget_meshes() -> None:
     `torch._C._clear_DTensor_sharding_propagator_cache` (since 2.10) is of the calls from C++, `ShardingPropagator`'s
     own are of those from Python.
     """
-    propagation = sys.modules.get("torch.distributed.tensor._sharding_prop")
-    if propagation is None:
+    if sys.modules.get("torch.distributed.tensor._sharding_prop") is None:
         return
     clear: Any = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)
     clear()
@@ -490,9 +489,7 @@ def find_group_of_pair(group: GroupFacts, peer: int) -> GroupFacts:
     made: dict[Any, dict[int, int]] = dist.distributed_c10d._world.pg_group_ranks  # since 1.8; ranks of a group
     known = [each for each, ranks in made.items() if each is not None and here in ranks and there in ranks]
     smallest = min(known, key=lambda each: len(made[each]), default=None)
-    if smallest is None or len(made[smallest]) >= len(group.ranks):
-        return group
-    return find_group(smallest) or group
+    return group if smallest is None or len(made[smallest]) >= len(group.ranks) else find_group(smallest) or group
 
 
 _HOOKED_SCHEDULES: Final = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")

@@ -16,8 +16,6 @@ Regions of the first two ways run a second time, and with them the hooks of modu
 twice is refused when a region is first run: see `audit`.
 """
 
-from __future__ import annotations
-
 from fxmem._torch.autograd import release_gradients
 from fxmem.checkpointing.apply import apply, checkpoint, uncheckpoint
 from fxmem.checkpointing.fx_trace import graph_names

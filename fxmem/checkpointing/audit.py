@@ -108,9 +108,7 @@ class Audit(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 "set_grad_checkpointing(False)) before planning"
             )
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         signature = read_signature(func)
         if func.namespace in _COLLECTIVES:
@@ -176,8 +174,7 @@ class Audit(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 )
 
     def _compare_attributes(self, module: nn.Module, before: dict[str, Any]) -> None:
-        after = _attributes(module)
-        for name, new in after.items():
+        for name, new in _attributes(module).items():
             old = before.get(name)
             if old is None and new is not None:
                 self._filled = True

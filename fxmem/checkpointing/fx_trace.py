@@ -144,8 +144,7 @@ def trace(model: nn.Module) -> Symbolic:
     constants = {path: operator.attrgetter(path)(shadow) for path in read if not _has(model, path)}
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = tuple(parameter.name for parameter in parameters if parameter.kind in by_position)[1:]
-    modes = _modes(shadow, graph, left_out)
-    return Symbolic(graph, constants, names, frozenset(left_out), modes, frozenset(bypassed))
+    return Symbolic(graph, constants, names, frozenset(left_out), _modes(shadow, graph, left_out), frozenset(bypassed))
 
 
 def _modes(shadow: nn.Module, graph: torch.fx.Graph, left_out: list[str]) -> dict[str, bool]:
@@ -356,9 +355,7 @@ class _Observer(torch_common.DispatchMode, Observer):  # type: ignore[no-untyped
         super().__init__()  # type: ignore[no-untyped-call]
         self._ops = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._ops += not (func.is_view or str(func) == "aten.detach.default")
         return func(*args, **(kwargs or {}))
 

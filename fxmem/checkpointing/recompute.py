@@ -127,9 +127,7 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._keeps, self._results, self._number = frozenset(keeps), results, -1
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         signature = read_signature(func)
         if is_product(signature.name):
@@ -137,8 +135,7 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             if self._number in self._keeps:
                 # Autograd gives the result itself the graph, which keeps what is kept alive.
                 value = torch_common.detached_sharing_version(result)
-                given = torch_common.iterate_tensors((args, kwargs))
-                generators = Generators.now(given) if signature.draws else None
+                generators = Generators.now(torch_common.iterate_tensors((args, kwargs))) if signature.draws else None
                 self._results[self._number] = _Result(value, _versions(value), generators)
         return result
 
@@ -154,9 +151,7 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._number = -1
         return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_product(read_signature(func).name):
             self._number += 1
             kept = self._results.pop(self._number, None)
@@ -202,7 +197,7 @@ class Recomputation:
             return checkpoint(
                 functools.partial(function, **kwargs), *args, use_reentrant=False, preserve_rng_state=self.random
             )
-        held = flatten_modules(modules())
+        held = list(dict.fromkeys(inner for module in modules() for inner in module.modules()))  # each once
         audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
@@ -219,11 +214,6 @@ class Recomputation:
         if audit is not None:
             self.audited = audit.has_passed()
         return result
-
-
-def flatten_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules and all that are inside them, each once."""
-    return list(dict.fromkeys(inner for module in modules for inner in module.modules()))
 
 
 class _Run:

@@ -44,8 +44,7 @@ def bash_script(briefs: Briefs, parsers: Parsers) -> str:
 
 def zsh_script(briefs: Briefs, parsers: Parsers) -> str:
     """The completion for zsh: `eval "$(fxmem completion zsh)"`, after compinit."""
-    verbs = " ".join(_quote(f"{verb}:{brief}") for verb, brief in briefs.items())
-    return _fill("zsh", verbs, parsers)
+    return _fill("zsh", " ".join(_quote(f"{verb}:{brief}") for verb, brief in briefs.items()), parsers)
 
 
 def fish_script(briefs: Briefs, parsers: Parsers) -> str:

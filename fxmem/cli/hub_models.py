@@ -73,8 +73,7 @@ def find_weights(name: str) -> tuple[int, str] | None:
 
 def list_names() -> list[str]:
     """The names of the table and of the local cache, in order."""
-    models = read_table()["models"].items()
-    names = {each for name, entry in models for each in (name, *entry.get("also", ()))}
+    names = {each for name, entry in read_table()["models"].items() for each in (name, *entry.get("also", ()))}
     names |= {name for name in _list_cached() if _cached(name) is not None}
     return sorted(names, key=str.lower)
 

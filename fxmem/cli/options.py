@@ -330,10 +330,10 @@ def check_form(options: argparse.Namespace, forms: Forms) -> None:
             raise UsageError(f"expected {each.names[-1]} {' or '.join(ways)}")
 
 
-def text_output(document: str, text: str = "table") -> tuple[Argument, ...]:
-    """How wide the text for stdout is, and where the document goes as JSON."""
-    json = f"write the {document} as JSON; `-` writes it to stdout instead of the {text}"
-    return (width(text), argument("--json", metavar="FILE|-", help=json))
+def text_output(document: str) -> tuple[Argument, ...]:
+    """How wide the table for stdout is, and where the document goes as JSON."""
+    json = f"write the {document} as JSON; `-` writes it to stdout instead of the table"
+    return (width(), argument("--json", metavar="FILE|-", help=json))
 
 
 def width(text: str = "table") -> Argument:

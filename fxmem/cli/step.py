@@ -118,12 +118,9 @@ def program_step(options: argparse.Namespace, words: ProgramWords, *, goes_on: b
     return ProgramStep(ProgramCommand(Launch(*words), card, steps, options.compile, goes_on))
 
 
-def read_step(options: argparse.Namespace, *, goes_on: bool = False) -> tuple[Report, Timeline]:
-    """The report of the subject that the options name, and its timeline: it is analysed, run, or read.
-
-    A program `goes_on` as for `program_step`.
-    """
-    subject = _read_subject(options, goes_on=goes_on)
+def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:
+    """The report of the subject that the options name, and its timeline: it is analysed, run, or read."""
+    subject = _read_subject(options, goes_on=False)
     return subject.report, subject.timeline
 
 

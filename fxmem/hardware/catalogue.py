@@ -347,8 +347,7 @@ def is_alike(target: Target, card: str) -> bool:
 
 
 def _key(name: str) -> str:
-    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
-    return re.sub(r"^(nvidia|tesla|geforce)+", "", squeezed)
+    return re.sub(r"^(nvidia|tesla|geforce)+", "", re.sub(r"[^a-z0-9]", "", name.lower()))
 
 
 _BY_KEY: dict[str, str] = {

@@ -41,7 +41,7 @@ from fxmem.memory.figures import (
 from fxmem.memory.module_tree import Branch, ModuleTree, fold, preorder
 from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
-from fxmem.records.units import format_shape
+from fxmem.records.units import format_shape, group
 
 _CALLS = ("call_module", "call_function", "call_method")
 
@@ -211,8 +211,7 @@ def _unread_figures(storages: Iterable[Storage]) -> Figures:
     figures = NO_FIGURES
     for each in storages:
         params = 0 if each.birth or each.kind is Kind.GRADIENT else each.nbytes
-        buffers = params if each.kind is Kind.BUFFER else 0
-        figures += Figures(params=params, buffers=buffers, at_peak=each.nbytes)
+        figures += Figures(params=params, buffers=params if each.kind is Kind.BUFFER else 0, at_peak=each.nbytes)
     return figures
 
 
@@ -222,10 +221,9 @@ def _likeness(row: Row) -> Hashable:
 
 def step_rows(profile: Profile, timeline: Timeline) -> list[Row]:
     """Rows of the loss, the optimizer, and what the peak has beside nodes and modules."""
-    at_peak = bytes_at_peak(profile, timeline)
     rows = [
         Row("step", node.name, "" if node.target == node.name else node.target, sum_figures([node], [nbytes]), calls=1)
-        for node, nbytes in zip(profile.nodes, at_peak, strict=True)
+        for node, nbytes in zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True)
         if node.op in ("loss", "optimizer")
     ]
     held = holdings_at_peak(profile, timeline)
@@ -296,9 +294,7 @@ class _Weights:
     def __init__(self, profile: Profile) -> None:
         weights = [each for each in profile.storages if each.kind is Kind.PARAMETER and each.birth == 0]
         self._by_name = {each.name: each.node for each in weights if each.name}
-        self._by_shape: dict[tuple[int, ...], list[int | None]] = {}
-        for each in weights:
-            self._by_shape.setdefault(tuple(each.shape or ()), []).append(each.node)
+        self._by_shape = group((tuple(each.shape or ()), each.node) for each in weights)
         self._dealt: Counter[tuple[int, ...]] = Counter()
 
     def reader(self, storage: Storage, otherwise: int) -> int:
@@ -342,10 +338,9 @@ def parts_at_peak(profile: Profile, timeline: Timeline) -> Part:
         return Part(branch.label, branch.path, sum((*own, *(child.by_kind for child in children)), Counter()), children)
 
     model = part(tree.root)
-    held = holdings_at_peak(profile, timeline)
     rest = [
         Part(each.label if each.owner else f"{each.label} of no node", "", Counter({each.kind: each.nbytes}))
-        for each in held
+        for each in holdings_at_peak(profile, timeline)
     ]
     return replace(
         model, by_kind=sum((each.by_kind for each in rest), model.by_kind), children=(*model.children, *rest)

@@ -15,7 +15,6 @@ times has the sums over its runs.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,7 +24,8 @@ from fxmem.errors import UsageError
 from fxmem.memory import liveness
 from fxmem.memory.figures import HasProfile, read_profile
 from fxmem.records.breakdown import LineReport, LineRow, OtherRow, TensorGroup
-from fxmem.records.profile import Kind, Node, Phase, Profile, SourceLine, Storage
+from fxmem.records.profile import Node, Phase, Profile, SourceLine, Storage
+from fxmem.records.units import group
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]")
 
@@ -168,14 +168,12 @@ def _line(key: tuple[str, int], each: _Sum) -> LineRow:
 
 
 def _groups(storages: Iterable[Storage]) -> tuple[TensorGroup, ...]:
-    alike: defaultdict[tuple[tuple[int, ...], str, Kind], list[int]] = defaultdict(list)
-    for storage in storages:
-        alike[storage.shape, storage.dtype, storage.kind].append(storage.nbytes)
+    alike = group(((each.shape, each.dtype, each.kind), each.nbytes) for each in storages)
     groups = [
         TensorGroup(count=len(sizes), shape=shape, dtype=dtype, kind=kind, nbytes=sum(sizes))
         for (shape, dtype, kind), sizes in alike.items()
     ]
-    return tuple(sorted(groups, key=lambda group: -group.nbytes))
+    return tuple(sorted(groups, key=lambda each: -each.nbytes))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,6 @@ NO_FIGURES = Figures()
 def sum_figures(nodes: Iterable[Node], at_peak: Iterable[int] = ()) -> Figures:
     """Sum over nodes; `at_peak` are their bytes at the peak, as from `bytes_at_peak`."""
     nodes = tuple(nodes)
-    backward = (node.backward_flops for node in nodes if node.live_bytes.backward is not None)
     return Figures(
         params=sum(node.params_bytes for node in nodes),
         buffers=sum(node.buffers_bytes for node in nodes),
@@ -78,7 +77,7 @@ def sum_figures(nodes: Iterable[Node], at_peak: Iterable[int] = ()) -> Figures:
         scratch=max((node.scratch_bytes.max for node in nodes), default=0),
         live=max((node.live_bytes.max for node in nodes), default=0),
         forward=sum_flops(node.forward_flops for node in nodes if node.op not in _RUN_NOTHING),
-        backward=sum_flops(backward),
+        backward=sum_flops(node.backward_flops for node in nodes if node.live_bytes.backward is not None),
     )
 
 
@@ -254,8 +253,4 @@ def choose_line(node: int, own: Iterable[SourceLine | None], calls: Iterable[Mod
     around = [call for call in calls if call.first_node <= node < call.last_node]
     around.sort(key=lambda each: each.last_node - each.first_node)
     lines = [line for line in (*own, *(each.source for each in around)) if line is not None]
-    return next((each for each in lines if _is_own(each)), lines[0] if lines else None)
-
-
-def _is_own(line: SourceLine) -> bool:
-    return package_path(line.file) == line.file
+    return next((each for each in lines if package_path(each.file) == each.file), lines[0] if lines else None)

@@ -19,7 +19,7 @@ from itertools import accumulate, groupby, pairwise
 from fxmem.errors import UsageError
 from fxmem.memory.figures import find_place
 from fxmem.records.plan import PlannedStep
-from fxmem.records.profile import Kind, Op, Peak, Phase, PhaseBytes, PhaseSpan, Profile, Storage, Timeline
+from fxmem.records.profile import Kind, Op, Peak, Phase, PhaseBytes, Profile, Storage, Timeline
 
 _DEEPEST = 500
 """Levels of modules: a call of `nn.Module` takes two Python frames, of which there may be 1000 by default
@@ -133,7 +133,7 @@ def _make_peak(profile: Profile, tick: int, by_kind: Mapping[Kind, int]) -> Peak
     op = _find_op(profile.ops, tick)
     return Peak(
         requested_bytes=sum(by_kind.values()),
-        phase=_find_phase(profile.phases, tick),
+        phase=next((span.phase for span in profile.phases if span.begin <= tick < span.end), Phase.FORWARD),
         tick=tick,
         op=op,
         node=None if op is None else profile.nodes[profile.ops[op].node].name,
@@ -150,10 +150,6 @@ def _find_op(ops: Sequence[Op], tick: int) -> int | None:
     if holder >= 0 and tick < ops[holder].end:
         return holder
     return latest if latest >= 0 else None
-
-
-def _find_phase(phases: Sequence[PhaseSpan], tick: int) -> Phase:
-    return next((span.phase for span in phases if span.begin <= tick < span.end), Phase.FORWARD)
 
 
 def _largest_by_phase(count: int, runs: Iterable[tuple[int, Phase, int]]) -> tuple[PhaseBytes, ...]:

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from fxmem.hardware.context import known_context_sizes
 from fxmem.records.shortage import Cause, OutOfMemoryMessage, ProcessUse
+from fxmem.records.units import group
 
 # --- ways of saying that memory ran out, and what the causes come to in words -----------------------------------------
 # The tables of `shortage_formats.toml`.
@@ -85,10 +86,7 @@ def find_by_line(line: str) -> Format | None:
 @cache
 def patterns_by_word(*, is_hint: bool) -> Mapping[str, tuple[re.Pattern[str], Sequence[Format]]]:
     """For each word of hints, or of the others, a pattern with a group for each format of it, and these formats."""
-    formats: dict[str, list[Format]] = {}
-    for each in all_formats():
-        for word in each.words if each.is_hint == is_hint else ():
-            formats.setdefault(word, []).append(each)
+    formats = group((word, each) for each in all_formats() if each.is_hint == is_hint for word in each.words)
     return {word: (re.compile("|".join(f"({each.pattern})" for each in have)), have) for word, have in formats.items()}
 
 
@@ -219,9 +217,7 @@ def _decide(message: OutOfMemoryMessage) -> Cause:
         return "other-process"
     beyond = (context or 0) - most_context_bytes()
     share = _OTHERS if message.api == "MPS" else _OTHERS_KNOWN  # Metal's graphs have up to a fifth
-    if missing <= beyond + cached and beyond * share >= room:
-        return "context"
-    return "size"
+    return "context" if missing <= beyond + cached and beyond * share >= room else "size"
 
 
 # --- find the messages that memory ran out in a text: one error, or the log of a whole job with several ranks ---------
@@ -438,8 +434,7 @@ def _read_traceback(text: str, least: int, end: int, rank: int | None) -> _Trace
             if not _INSTALLED.search(file) and (number or arrow):
                 place = f"{file}:{number or arrow}"
                 break
-    is_setup = any(map(_SETUP.search, below)) and not any(map(_STEP.search, below))
-    return _Traceback(place, is_setup, pins and has_frame)
+    return _Traceback(place, any(map(_SETUP.search, below)) and not any(map(_STEP.search, below)), pins and has_frame)
 
 
 def _add_traceback(message: OutOfMemoryMessage, line: int, count: int, trace: _Traceback) -> OutOfMemoryMessage:

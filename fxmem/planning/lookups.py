@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fxmem.records.profile import Kind, Phase, Profile
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-def group(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """By key, its values in order."""
-    found: dict[K, list[V]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+from fxmem.records.units import group
 
 
 def ops_by_node(profile: Profile, phase: Phase) -> dict[int, list[int]]:

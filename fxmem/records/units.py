@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -17,6 +20,14 @@ def sum_known(numbers: Iterable[int | None]) -> int | None:
     """The sum; None if one of the numbers is unknown."""
     found = list(numbers)
     return None if None in found else sum(each or 0 for each in found)
+
+
+def group(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """By key, its values in order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def format_bytes(n: int | None) -> str:

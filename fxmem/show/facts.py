@@ -18,18 +18,7 @@ from fxmem.memory.budget import Budget
 from fxmem.memory.figures import Flops, find_place, sum_figures
 from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
-from fxmem.records.profile import (
-    Headed,
-    InputTensor,
-    Kind,
-    Node,
-    Peak,
-    Profile,
-    SourceLine,
-    Step,
-    Storage,
-    Timeline,
-)
+from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, SourceLine, Step, Storage, Timeline
 from fxmem.records.units import (
     BUCKET,
     OWN_LOSS,
@@ -231,8 +220,7 @@ def total_facts(profile: Profile) -> Facts:
     model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
     facts, counts = [], flops_sum(model.forward)
     if profile.step.mode != "infer":
-        saved = f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends"
-        facts.append(Fact("Saved", saved, "saved"))
+        facts.append(Fact("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends", "saved"))
         counts += f" forward, {flops_sum(model.backward)} backward"
         optimizer = (sum_figures([node]).forward for node in profile.nodes if node.op == "optimizer")
         counts += "".join(f", {flops_sum(count)} optimizer" for count in optimizer)

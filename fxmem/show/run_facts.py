@@ -460,8 +460,7 @@ def _find_most(rounds: Sequence[Round]) -> Round:
     """The round that requests most, with the most that any of them allocates and reserves."""
     highest = max(rounds, key=lambda each: each.requested_bytes)
     counts = {name: [getattr(each, name) for each in rounds] for name in ("allocated_bytes", "reserved_bytes")}
-    most = {name: max(found) for name, found in counts.items() if None not in found}
-    return highest.model_copy(update=most)
+    return highest.model_copy(update={name: max(found) for name, found in counts.items() if None not in found})
 
 
 _SHOWN: Final = "; the table is of this one"

@@ -290,10 +290,9 @@ def snapshot_sections(report: SnapshotReport, width: int = 100) -> Iterator[Sect
     """Everything a table or a page has of a snapshot; tables in text of this width."""
     yield Section(facts=snapshot_facts(report))
     yield Section(hold_table(report, report.lines[:_LINES], width), label="")
-    shown = [each for each in report.stacks[:_STACKS] if each.frames]
     notes = [
         f"{number}. {format_bytes(each.nbytes)} in {count_blocks(each.count)}: {' < '.join(each.frames[:_FRAMES])}"
-        for number, each in enumerate(shown, 1)
+        for number, each in enumerate([each for each in report.stacks[:_STACKS] if each.frames], 1)
     ]
     if notes:
         yield Section(facts=[Fact("Stacks", "innermost first"), *(Fact("", note) for note in notes)])

@@ -158,8 +158,7 @@ def group(*content: str, tooltip: str | Sequence[str] = "", **attributes: str | 
 
 def title(words: str | Sequence[str]) -> str:
     """The tooltip of the element around it: text, or lines of text."""
-    lines = [words] if isinstance(words, str) else words
-    return element("title", "\n".join(map(escape_text, lines)))
+    return element("title", "\n".join(map(escape_text, [words] if isinstance(words, str) else words)))
 
 
 def escape_text(words: str) -> str:

@@ -111,8 +111,7 @@ class PeakCheck:
             peak_checks.assert_peak_below(analysis, budget=budget)
         now = peak_checks.make_baseline(analysis)
         if before is not None:
-            allowed = peak_checks.allowed_growth(tolerance, before)
-            if found := peak_checks.growth(before, analysis, allowed):
+            if found := peak_checks.growth(before, analysis, peak_checks.allowed_growth(tolerance, before)):
                 advice = f"If that is meant: pytest --fxmem-update, and commit {_short_path(config, path)}"
                 pytest.fail(f"{key}: {found}\n  {advice}", pytrace=False)
         elif not config.getoption("fxmem_update"):
@@ -176,8 +175,7 @@ class _Collector:
             new = {each["key"]: each["peak"] for each in self._measured if each["path"] == path}
             old = peak_checks.load_baseline(Path(path))
             peaks = dict(sorted({**old.model_dump()["peaks"], **new}.items()))
-            baseline = type(old).model_validate({"peaks": peaks})
-            write_text(Path(path), baseline.model_dump_json(indent=1) + "\n")
+            write_text(Path(path), type(old).model_validate({"peaks": peaks}).model_dump_json(indent=1) + "\n")
             yield f"wrote {len(new)} of {len(peaks)} peaks to {_short_path(self._config, Path(path))}"
 
 

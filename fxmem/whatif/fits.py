@@ -181,12 +181,11 @@ class Measuring:
         card, room, plan = self._by_name[at.card], self._find_room(at), self.source.plans.get(at.checkpoints)
         peak, retries = step.within(room, card)
         is_timed = self.space.question == "cards" or not (step.profile.step.program or step.profile.step.generation)
-        taped = plan is not None and plan.is_taped
         point = Point(
             **dict(at),
             room_bytes=room,
             is_analysed=is_analysed,
-            time=step.estimate_time(card, taped=taped) if is_timed else None,
+            time=step.estimate_time(card, taped=plan is not None and plan.is_taped) if is_timed else None,
             alloc_retries=retries,
             samples=self.source.count_samples(at) if self.space.question == "grid" else None,
             **judge(step, peak, card),

@@ -92,9 +92,8 @@ def kv_cache(  # noqa: PLR0913 - the settings of the public API, by keyword
     module = build_module(model, tell)
     layout = read_layout(module)
     sequences = min(max_seqs, max_batched_tokens)
-    ids = torch.empty(1, max_batched_tokens, dtype=torch.int64, device="meta")
     request = StepRequest(
-        args=(ids,),
+        args=(torch.empty(1, max_batched_tokens, dtype=torch.int64, device="meta"),),
         mode="infer",
         inference_mode=True,
         target=card,

@@ -82,8 +82,7 @@ def _bracket(points: Mapping[int, Point], limit: int) -> tuple[int, int]:
     too small to run; the second at most `limit + 1`."""
     smallest_run = min(size for size, point in points.items() if point.counted_bytes is not None)
     below = max((size for size, point in points.items() if point.fits or size < smallest_run), default=0)
-    above = min((size for size, point in points.items() if size > below and not point.fits), default=limit + 1)
-    return below, above
+    return below, min((size for size, point in points.items() if size > below and not point.fits), default=limit + 1)
 
 
 def _propose_size(
@@ -390,16 +389,14 @@ def _find_positions(source: Source) -> tuple[str, int | None]:
     positions = getattr(getattr(source.model, "config", None), "max_position_embeddings", None)
     if not isinstance(positions, int) or "input_ids:1" not in source.sizes.names:
         return "", None
-    tables = (name for name, _ in source.model.named_modules() if name.endswith(_POSITION_TABLES))
-    return next(tables, ""), positions
+    return next((name for name, _ in source.model.named_modules() if name.endswith(_POSITION_TABLES)), ""), positions
 
 
 def _note_positions(source: Source, table: str, positions: int | None, largest: int | None) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
     if not isinstance(source, ModelSource) or positions is None or largest is None or largest <= positions:
         return
-    names = getattr(source.model.config, "attribute_map", {})
-    field = names.get("max_position_embeddings", "max_position_embeddings")
+    field = getattr(source.model.config, "attribute_map", {}).get("max_position_embeddings", "max_position_embeddings")
     limit = f"the model's configuration has {positions} positions; if they are looked up in a table, a"
     if table:
         limit = f"{table} is a table of {positions} positions: a"

@@ -447,6 +447,4 @@ def _estimate_product(plan: Plan, flops: int) -> float:
 
 def _thin(plans: Sequence[Plan], count: int) -> Sequence[Plan]:
     """At most `count` of them, evenly spread, first and last included."""
-    if len(plans) <= count:
-        return plans
-    return [plans[round(i * (len(plans) - 1) / (count - 1))] for i in range(count)]
+    return plans if len(plans) <= count else [plans[round(i * (len(plans) - 1) / (count - 1))] for i in range(count)]

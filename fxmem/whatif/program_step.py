@@ -280,8 +280,7 @@ class ProgramFunction:
 
 def program_step(call: Callable[..., Any], *, target: str | Target = "h100", **options: Any) -> ProgramStep:
     """A function, with options of `fxmem.record`, as a step. Raises UsageError for a model."""
-    card = catalogue.target(target) if isinstance(target, str) else target
-    return ProgramStep(ProgramFunction(call, card, options))
+    return ProgramStep(ProgramFunction(call, catalogue.target(target) if isinstance(target, str) else target, options))
 
 
 class ProgramStep(ReportedStep):

@@ -129,8 +129,7 @@ def shorten(model: nn.Module, blocks: int) -> nn.Module | None:
     ]
     if not lists or len({type(child) for child in lists[0][1]}) > 1 or len(find_blocks(model)) != len(lists[0][1]):
         return None
-    shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    short = copy.deepcopy(model, shared)
+    short = copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
     parent, _, name = lists[0][0].rpartition(".")
     kept = short.get_submodule(lists[0][0])[:blocks]  # type: ignore[index]  # a list of modules
     setattr(short.get_submodule(parent), name, kept)
@@ -329,8 +328,7 @@ class _Search:
             if self._sketch(one.mesh.tp).bound(one, self._blocks) > self._room or self._is_above_a_misfit(one):
                 self._ruled_out += 1
                 continue
-            fit = self._analyse_whole(one)
-            if fit.fits:
+            if self._analyse_whole(one).fits:
                 fitting.add(one.mesh)
             else:
                 self._misfits.append(one)

@@ -152,9 +152,7 @@ def require_compiler(device_type: str) -> str:
     """What is missing here to run the compiler for a device; empty if nothing is."""
     if not hasattr(torch, "compile"):
         return "torch.compile"
-    if device_type == "cuda" and importlib.util.find_spec("triton") is None:
-        return "triton"
-    return ""
+    return "triton" if device_type == "cuda" and importlib.util.find_spec("triton") is None else ""
 
 
 @contextlib.contextmanager

@@ -160,9 +160,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     # --- what runs ----------------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         signature = _signature(func)
         if signature is None or self._is_copying:
@@ -217,8 +215,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                     writes.add(number)
                 return ValueInput(number, read_layout(leaf))
             if id(leaf) not in written:
-                is_parameter = isinstance(leaf, torch.nn.Parameter)
-                kept = leaf if is_parameter else torch_common.detached_sharing_version(leaf)
+                kept = leaf if isinstance(leaf, torch.nn.Parameter) else torch_common.detached_sharing_version(leaf)
                 return OutsideInput(kept, torch_autograd.version(leaf))
             if signature.overwrites and leaf.numel() * leaf.itemsize == leaf.untyped_storage().nbytes():
                 return EmptyTensor(read_layout(leaf), leaf.device)

@@ -90,5 +90,4 @@ def find_sizes(specs: Sequence[str], batch: int | None, default_batch: int) -> t
     shapes = [found["dims"].split("x") for found in map(_SHAPE.fullmatch, specs) if found is not None]
     if not specs:
         return batch or default_batch, None
-    sequence = next((int(dims[1]) for dims in shapes if len(dims) == 2), None)
-    return (int(shapes[0][0]) if shapes else None), sequence
+    return (int(shapes[0][0]) if shapes else None), next((int(dims[1]) for dims in shapes if len(dims) == 2), None)

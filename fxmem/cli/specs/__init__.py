@@ -12,8 +12,6 @@ run there; it runs on the CPU without its initialisers (see `construction.constr
 nothing is downloaded for the three collections.
 """
 
-from __future__ import annotations
-
 from fxmem.cli.spec_names import SPEC_FORMS
 from fxmem.cli.specs.models import BuiltModel, build_model, parse_settings
 

@@ -140,9 +140,7 @@ def build(kind: Any, given: Mapping[str, Any], where: str) -> Any:
         arguments[name] = build(inner, value, f"{where}.{name}") if builds else value
     by_constructor = takes_any or bool(set(_parameters(kind)) & set(known))
     try:
-        if by_constructor or not arguments:
-            return kind(**arguments)
-        return _set_fields(kind(), arguments, where)
+        return kind(**arguments) if by_constructor or not arguments else _set_fields(kind(), arguments, where)
     except UsageError:
         raise
     except Exception as error:
@@ -191,8 +189,7 @@ def _set_fields(made: Any, given: Mapping[str, Any], where: str) -> Any:
     for name, value in given.items():
         head, _, rest = name.partition(".")
         if not hasattr(made, head):
-            known = [each for each in dir(made) if not each.startswith("_")]
-            raise unknown_setting_error(where, head, known)
+            raise unknown_setting_error(where, head, [each for each in dir(made) if not each.startswith("_")])
         if rest:
             _set_fields(getattr(made, head), {rest: value}, f"{where}.{head}")
         else:

@@ -401,9 +401,7 @@ def _audio(config: Any, main: str, batch: int) -> list[TensorSpec]:
     mel, positions, frames = (getattr(config, name, None) for name in names)
     if main == "input_features" and mel and positions:
         return [TensorSpec((batch, mel, 2 * positions), None, main)]
-    if main == "input_values" and mel and frames:
-        return [TensorSpec((batch, frames, mel), None, main)]
-    return []
+    return [TensorSpec((batch, frames, mel), None, main)] if main == "input_values" and mel and frames else []
 
 
 _TEXT = ("decoder_input_ids", "input_ids", "inputs_embeds")

@@ -87,13 +87,7 @@ class _DeviceMode(TorchFunctionMode):
         super().__init__()
         self.device = torch.device(device)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self.device:
             return func(*args, **(kwargs or {}))
 
@@ -106,13 +100,7 @@ class _SkipInitialisers(TorchFunctionMode):
         "log_normal|mul|normal|ones|random|sub|uniform|zero|zeros)_"
     )
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._WRITES.fullmatch(getattr(func, "__name__", "")):
             written = args[0] if args else kwargs.get("tensor")
@@ -234,8 +222,7 @@ def _transformers_class(transformers: Any, name: str, config: Mapping[str, Any])
         )
     if found is None:
         known = re.compile(r"(?!Auto|_)\w*(Model|For[A-Z]\w*)")
-        names = [each for each in dir(transformers) if known.fullmatch(each)]
-        raise model_error("transformers", name, names)
+        raise model_error("transformers", name, [each for each in dir(transformers) if known.fullmatch(each)])
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
         raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
     return found

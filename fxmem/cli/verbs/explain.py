@@ -123,8 +123,7 @@ def read_explanation(files: Sequence[str]) -> Explanation:
         return Explanation(source=source, snapshot=report_dump(read_dump(paths[0])))
     if any(map(is_pickle, paths)):
         raise UsageError(f"{_EXPECTED}: several files are the texts of one job; got {source!r}, with a snapshot")
-    text = "\n".join(_read_text(each, is_one=len(paths) == 1) for each in paths)
-    messages = read_messages(text)
+    messages = read_messages("\n".join(_read_text(each, is_one=len(paths) == 1) for each in paths))
     if not messages:
         raise UsageError(f"{_EXPECTED}, got {source!r}, in which no memory runs out")
     return Explanation(source=source, shortages=messages)

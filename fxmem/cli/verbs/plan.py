@@ -179,5 +179,4 @@ def _plan_report(options: argparse.Namespace, budget: Budget | BudgetShare | Non
     report = report_reader.load_report(Path(options.model))
     timeline = report_reader.timeline(report)  # refuses a peak that is not the report's, before a share of it is taken
     application = Application.MODULES.value if options.code and not options.application else options.application
-    plan = estimate.estimate(report, report.peak, options.strategy, budget, application)
-    return plan, report, timeline
+    return estimate.estimate(report, report.peak, options.strategy, budget, application), report, timeline

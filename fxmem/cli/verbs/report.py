@@ -92,6 +92,5 @@ def _write_snapshot(options: argparse.Namespace) -> None:
 
     if options.plan is not None or options.budget is not None or options.after is not None:
         raise UsageError("expected --plan, --budget and --after with a report or a model, got a memory snapshot")
-    report = report_dump(read_dump(Path(options.model)))
-    explanation = Explanation(source=options.model, snapshot=report)
+    explanation = Explanation(source=options.model, snapshot=report_dump(read_dump(Path(options.model))))
     write_file(options, options.output, snapshot_html(explanation))

@@ -59,8 +59,7 @@ def _flash(call: Call) -> Events:
     if queries == 1 and heads > kv_heads and dropout_p == 0 and head_size % 8 == 0:
         # One query per sequence: the query heads of a group are computed as rows.
         queries, heads = heads // kv_heads, kv_heads
-    cores = _multiprocessors(call.card)
-    splits = flash_splits(batch, heads, queries, keys, head_size, cores) if dropout_p == 0 else 1
+    splits = flash_splits(batch, heads, queries, keys, head_size, _multiprocessors(call.card)) if dropout_p == 0 else 1
     rows = (splits, batch, heads, queries)
     results = output("output"), output("logsumexp")
     if splits == 1:
@@ -168,8 +167,7 @@ def _flash_backward_by_rows(call: Call) -> Events:
     floats = _floats([("softmax_d", (heads, rows)), ("dq_accum", (copies, rows, heads, flash_head(size)))])
     expanded = key.shape[0] * heads * size * item
     names = ("key", "value") if heads != key.shape[1] else ()
-    grouped = (alloc(f"grad_{what} of every query head", expanded) for what in names)
-    return *dense, *_grads(), *floats, *grouped
+    return *dense, *_grads(), *floats, *(alloc(f"grad_{what} of every query head", expanded) for what in names)
 
 
 def _efficient_by_rows(call: Call) -> Events:
@@ -182,8 +180,7 @@ def _efficient_backward_by_rows(call: Call) -> Events:
     given = _by_heads(call, 4, *[None] * 5, call.args[11])
     if call.argument(6) is None:
         return _efficient_backward(given)
-    batch = read_layout(call.args[6]).numel - 1
-    return _efficient_backward(given, (batch, int(call.args[8]), int(call.args[9])))
+    return _efficient_backward(given, (read_layout(call.args[6]).numel - 1, int(call.args[8]), int(call.args[9])))
 
 
 def _cudnn(call: Call) -> Events:
@@ -370,11 +367,6 @@ def _floats(buffers: Iterable[tuple[str, Shape]]) -> Events:
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def _flops(c: NamedCall) -> int:
-    """q k', then scores v: as torch counts them, with the key and value heads repeated to the query's."""
-    return _products(c, 1, 1)
-
-
 def _backward_flops(c: NamedCall) -> int:
     """The scores again, their gradient, and those of v, q and k: three products over q's head size, two over v's."""
     return _products(c, 3, 2)
@@ -388,16 +380,8 @@ def _products(c: NamedCall, over_queries: int, over_values: int) -> int:
     return 2 * prod(query[:3]) * keys * (over_queries * query[-1] + over_values * values)
 
 
-def _flops_by_rows(c: NamedCall) -> int:
-    """The same of `(B, S, H, D)`; of packed sequences with the largest number of keys for each query."""
-    return _products_by_rows(c, 1, 1)
-
-
-def _backward_flops_by_rows(c: NamedCall) -> int:
-    return _products_by_rows(c, 3, 2)
-
-
 def _products_by_rows(c: NamedCall, over_queries: int, over_values: int) -> int:
+    """The same of `(B, S, H, D)`; of packed sequences with the largest number of keys for each query."""
     keys: int = c.max_k if hasattr(c, "max_k") else c.max_seqlen_k
     is_packed = (c.cum_seq_k if hasattr(c, "cum_seq_k") else c.cu_seqlens_k) is not None
     query: Shape = c.query.shape
@@ -406,15 +390,16 @@ def _products_by_rows(c: NamedCall, over_queries: int, over_values: int) -> int:
 
 
 def _attention(cuda: ScratchRule | None = None) -> Operator:
-    return Operator(_flops, kind="attention", counts_macs=True, is_product=True, cuda=cuda)
+    # q k', then scores v: as torch counts them, with the key and value heads repeated to the query's
+    return Operator(lambda c: _products(c, 1, 1), kind="attention", counts_macs=True, is_product=True, cuda=cuda)
 
 
 def _by_rows(cuda: ScratchRule) -> Operator:
     """Torch's own formulas take rows for heads."""
-    return replace(_attention(cuda), flops=_flops_by_rows, corrects_torch=True)
+    return replace(_attention(cuda), flops=lambda c: _products_by_rows(c, 1, 1), corrects_torch=True)
 
 
-_BACKWARD_BY_ROWS = Operator(_backward_flops_by_rows, corrects_torch=True)
+_BACKWARD_BY_ROWS = Operator(lambda c: _products_by_rows(c, 3, 2), corrects_torch=True)
 _UNCOUNTED = Operator(kind="attention", is_product=True)
 
 ROWS = {

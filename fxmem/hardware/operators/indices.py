@@ -134,8 +134,7 @@ def _places_of_masks(call: Call, count: int) -> Events:
 
 def _copy_mask(mask: TensorLayout, shape: Sequence[int]) -> Events:
     """What a card's kernel reads in the place of a mask that is expanded, or otherwise not contiguous."""
-    is_whole = mask.shape == tuple(shape) and mask.is_contiguous()
-    return () if is_whole else (alloc("contiguous mask", prod(shape)),)
+    return () if mask.shape == tuple(shape) and mask.is_contiguous() else (alloc("contiguous mask", prod(shape)),)
 
 
 def _is_mask(index: TensorLayout) -> bool:
@@ -289,8 +288,7 @@ def _topk_on_card(call: Call) -> Events:
     """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared
     memory."""
     shape = call.layout().shape
-    several = len(shape) < 2 or shape[-1] >= 400
-    buffers = (alloc("buffers of several blocks for a slice", None),) if several else ()
+    buffers = (alloc("buffers of several blocks for a slice", None),) if len(shape) < 2 or shape[-1] >= 400 else ()
     return output("values"), output("indices"), *buffers
 
 

@@ -3,8 +3,6 @@
 Neither their FLOPs nor their buffers follow from the shapes.
 """
 
-from __future__ import annotations
-
 from fxmem.hardware.operators.registry import Operator, undetermined
 
 _SOLVER = Operator(uncounted="depends on the solver", scratch=undetermined)

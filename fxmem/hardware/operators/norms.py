@@ -55,8 +55,7 @@ def _batch_norm(c: NamedCall) -> int:
     if getattr(c, "training", False):
         running = layouts_among((getattr(c, "running_mean", None), getattr(c, "running_var", None)))
         return _normalize(n, channels, c.weight, c.bias) + 3 * len(running) * channels
-    affine = len(layouts_among((c.weight, c.bias)))
-    return (2 + affine) * n + 2 * channels
+    return (2 + len(layouts_among((c.weight, c.bias)))) * n + 2 * channels
 
 
 def _batch_norm_backward(c: NamedCall) -> int:
@@ -133,8 +132,7 @@ def _group_norm_backward_on_card(call: Call) -> Events:
     item = _accumulator_bytes(call.args[1])
     nbytes, of_groups = count * channels * item, count * groups * item * mask[0]
     sums = (alloc("sums of gradient * input", nbytes), alloc("sums of gradient", nbytes)) if positions > 1 else ()
-    scaled = mask[0] and weight is not None and positions > 1
-    factors = (alloc("factors of the gradient", nbytes),) if scaled else ()
+    factors = (alloc("factors of the gradient", nbytes),) if mask[0] and weight is not None and positions > 1 else ()
     by_group = (alloc("factors of the input", of_groups), alloc("summands", of_groups))
     return output("grad_input"), output("grad_weight"), output("grad_bias"), *sums, *by_group, *factors
 

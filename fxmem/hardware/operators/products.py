@@ -107,8 +107,7 @@ def _on_cpu(call: Call) -> Events | None:
     first, second = operands = product_operands(call.name, call.args)
     size = first.shape[-2] * first.shape[-1] * second.shape[-1] if first.rank > 1 < second.rank else 0
     if ITEM_BYTES[first.dtype] < 4:
-        small = size <= _SMALL_HALF_PRODUCT
-        return None if small else (output("result"), alloc("oneDNN's copies", None))
+        return None if size <= _SMALL_HALF_PRODUCT else (output("result"), alloc("oneDNN's copies", None))
     copied = [each for each in operands if each.numel and not each.is_blas_matrix()]
     is_batch = first.rank == 3
     if not copied or (is_batch and size < _SMALL_PRODUCT):

@@ -313,11 +313,6 @@ class Collector(CpuCollector):
                 )
 
     @property
-    def _own_cudnn(self) -> str:
-        """The version that the release brings."""
-        return find_release(self._torch_version)[0].cudnn
-
-    @property
     def _stands_for_another(self) -> bool:
         """Whether the first cuDNN is not the target's own."""
         own = self._settings.cudnn_version // 100
@@ -327,7 +322,7 @@ class Collector(CpuCollector):
         """What is not known where other cuDNNs stand for the target's."""
         if not self._stands_for_another:
             return
-        own, asked = self._own_cudnn, [each.version for each in self._cudnns]
+        own, asked = find_release(self._torch_version)[0].cudnn, [each.version for each in self._cudnns]
         least = ".".join(map(str, OLDEST))
         is_late = version_number(own) >= version_number(f"{least}.0")
         nearest = _minor(own) if is_late else least

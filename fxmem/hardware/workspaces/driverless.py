@@ -94,9 +94,7 @@ def _workspace_of_outside_engine(signature: ConvSignature) -> int | None:
     tensor_cores = signature.dtype != "float32" or signature.allow_tf32
     if set(signature.w[2:]) == {1} and not any(signature.padding):
         return _bytes_for_cublas_lt(signature) if tensor_cores else None
-    if set(signature.w[2:]) == {3} and not tensor_cores:
-        return _bytes_in_float32(signature)
-    return None
+    return _bytes_in_float32(signature) if set(signature.w[2:]) == {3} and not tensor_cores else None
 
 
 _CUBLAS_LT_UP_TO = {
@@ -182,8 +180,7 @@ def _bytes_for_depthwise(signature: ConvSignature) -> int | None:
 def _seen_on_rtx_3060(signature: ConvSignature) -> int | None:
     """A 1 x 1 convolution as large as those whose partial sums were held there, or larger."""
     is_like_them = signature.dtype == "float32" and signature.allow_tf32
-    is_large = signature.x[1] * signature.w[0] >= _LARGE
-    return _largest_for_cublas_lt(signature) if is_like_them and is_large else None
+    return _largest_for_cublas_lt(signature) if is_like_them and signature.x[1] * signature.w[0] >= _LARGE else None
 
 
 def _seen_on_v100(signature: ConvSignature) -> int | None:

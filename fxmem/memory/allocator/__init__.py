@@ -11,8 +11,6 @@ driver and keeps. So a card reports larger numbers than the bytes requested, and
 is taken for granted of it; `AllocatorSettings` is `PYTORCH_CUDA_ALLOC_CONF`.
 """
 
-from __future__ import annotations
-
 from fxmem.memory.allocator.address_trace import Levels as Levels
 from fxmem.memory.allocator.address_trace import RecordedStep as RecordedStep
 from fxmem.memory.allocator.address_trace import levels as levels

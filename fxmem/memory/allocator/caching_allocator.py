@@ -23,13 +23,7 @@ from typing import Final
 
 from fxmem.errors import UsageError
 from fxmem.memory.allocator.blocks import AddressSpace, Block, Pool, Range
-from fxmem.memory.allocator.settings import (
-    DEFAULT_SETTINGS,
-    MIN_BLOCK,
-    SMALL_SEGMENT,
-    SMALL_SIZE,
-    AllocatorSettings,
-)
+from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, AllocatorSettings
 from fxmem.memory.allocator.stats import BlockView, OutOfMemory, PoolCounts, Segment, Stat, Stats
 from fxmem.records.units import round_up
 
@@ -187,7 +181,6 @@ class CachingAllocator:
             return BlockView(address=block.address, size=block.size, requested_bytes=requested)
 
         blocks = (*self._live.values(), *(block for pool in self._pools.values() for block in pool))
-        heads = sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
         return tuple(
             Segment(
                 address=head.address,
@@ -196,7 +189,7 @@ class CachingAllocator:
                 expandable=head.range is not None,
                 blocks=tuple(map(view, head.mapped_run())),
             )
-            for head in heads
+            for head in sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
         )
 
     @property

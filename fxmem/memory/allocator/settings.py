@@ -109,9 +109,7 @@ class AllocatorSettings(Record):
         `get_allocation_size`."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT
-        if size < MIN_LARGE_ALLOC:
-            return self.large_segment_bytes
-        return round_up(size, ROUND_LARGE)
+        return self.large_segment_bytes if size < MIN_LARGE_ALLOC else round_up(size, ROUND_LARGE)
 
 
 DEFAULT_SETTINGS: Final = AllocatorSettings()

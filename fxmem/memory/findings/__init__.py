@@ -90,8 +90,7 @@ def _find(profile: Profile, timeline: Timeline) -> tuple[Finding, ...]:
     found = [each for name in CAUSES for each in CAUSES.get(name)(profile, timeline)]
     least = max(timeline.peak.requested_bytes // WORTH_SAYING, 1)
     worth = [each for each in found if each.of != "peak" or each.nbytes >= least]
-    said = [each for each in worth if each.saved_bytes is None or each.saved_bytes >= least]
-    return tuple(sorted(said, key=_rank))
+    return tuple(sorted([each for each in worth if each.saved_bytes is None or each.saved_bytes >= least], key=_rank))
 
 
 def _rank(each: Finding) -> tuple[int, int, str]:

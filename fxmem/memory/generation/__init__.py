@@ -1,7 +1,5 @@
 """A generation from a few of its recorded tokens: the others are made by arithmetic and replayed."""
 
-from __future__ import annotations
-
 from fxmem.memory.generation.decode_steps import PERIOD as PERIOD
 from fxmem.memory.generation.decode_steps import DecodeSteps as DecodeSteps
 from fxmem.memory.generation.decode_steps import Events as Events

@@ -51,8 +51,7 @@ def replay_tokens(
         settings: the allocator's.
         capacity_bytes: what the driver refuses to exceed; None for no limit.
     """
-    memory = profile.target.memory_bytes
-    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=memory)
+    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=profile.target.memory_bytes)
     most = requested_by_token(events)
     storages, nbytes, sources = profile.storages, events.nbytes, events.sources
     streams = [each.stream for each in storages]

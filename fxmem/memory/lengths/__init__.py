@@ -1,7 +1,5 @@
 """Steps whose sizes are functions of the lengths of their batches: proved from a few recorded ones, then replayed."""
 
-from __future__ import annotations
-
 from fxmem.memory.lengths.forms import Features as Features
 from fxmem.memory.lengths.forms import Form as Form
 from fxmem.memory.lengths.forms import Lengths as Lengths

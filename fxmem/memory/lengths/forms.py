@@ -58,8 +58,7 @@ def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
     Args:
         points: lengths, and the value there.
     """
-    values = {value for _, value in points}
-    if len(values) == 1:
+    if len({value for _, value in points}) == 1:
         return Form((Fraction(points[0][1]),))
     for degree in range(_MOST_DEGREE + 1):
         for length, padding, factor in _arguments(len(points[0][0]), degree):

@@ -8,7 +8,6 @@ of its call are, and the operator's row is asked again at each length.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +17,7 @@ from fxmem.hardware.tensor_layouts import TensorLayout
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from fxmem.memory.allocator_acts import Act, Empty, Free, Hold, RunKernel
 from fxmem.memory.lengths.forms import Features, Form, find_form
+from fxmem.records.units import group
 
 MOST_STEPS: Final = 20_000
 """Steps of different lengths that are kept."""
@@ -65,10 +65,8 @@ class StepForms:
         self._look, self._ask = look, ask
         self._asked: dict[Signature, int | None] = {}
         self._rounds = [*_number(recorded)]
-        alike: defaultdict[Any, list[int]] = defaultdict(list)
-        for number, lengths in enumerate(features):
-            if lengths is not None:
-                alike[_outline(self._rounds[number])].append(number)
+        known = (number for number, lengths in enumerate(features) if lengths is not None)
+        alike = group((_outline(self._rounds[number]), number) for number in known)
         self.models = max(alike.values(), key=lambda each: (len(each), each[-1]), default=[])
         """The steps that are compared."""
         self._features = {number: each for number in self.models if (each := features[number]) is not None}
@@ -118,8 +116,7 @@ class StepForms:
         return self._known[key]
 
     def _make_step(self, features: Features) -> list[BlockRequest]:
-        at = [form.at(features) for form in self._forms]
-        return [*self._write(_Round([*self._fill(at)], [], 0))]
+        return [*self._write(_Round([*self._fill([form.at(features) for form in self._forms])], [], 0))]
 
     def _fill(self, at: Sequence[int]) -> Iterator[Any]:
         for act, *sizes in self._plan:

@@ -1,7 +1,5 @@
 """Memory snapshots of cards (`torch.cuda.memory._dump_snapshot`): read in bounded memory, and explained."""
 
-from __future__ import annotations
-
 from fxmem.memory.snapshots.reader import ALLOC as ALLOC
 from fxmem.memory.snapshots.reader import FREE as FREE
 from fxmem.memory.snapshots.reader import GROW as GROW

@@ -74,7 +74,6 @@ def report_dump(dump: Dump) -> SnapshotReport:
     older = _find_older(dump, peak, int(live[peak]) - known)
     place = cache(lambda stack: find_place(dump.frames[stack]))
     counts = Counter(block.nbytes for block in blocks if block.state == HELD)
-    used = sum(block.nbytes for block in blocks if block.state)
     return SnapshotReport(
         device=dump.device,
         others=dump.others,
@@ -93,7 +92,7 @@ def report_dump(dump: Dump) -> SnapshotReport:
         grown=tuple(_find_growth([walk[mark] for mark in marks], place)),
         reserved_bytes=reserved_at_end,
         allocated_bytes=sum(block.nbytes for block in blocks if block.state == HELD),
-        cached_bytes=max(reserved_at_end - used, 0),
+        cached_bytes=max(reserved_at_end - sum(block.nbytes for block in blocks if block.state), 0),
         releasable_bytes=sum(each.nbytes for each in dump.segments if not any(block.state for block in each.blocks)),
         largest_free_bytes=max(
             (piece.nbytes for each in dump.segments for piece in _pieces(each) if piece.state == "free"), default=0
@@ -157,7 +156,6 @@ def _hold_by_stack(dump: Dump, held: Held, older: Sequence[tuple[int, int]], pla
     for nbytes, stack in (*held.values(), *older):
         sums[stack][0] += nbytes
         sums[stack][1] += 1
-    ranked = sorted(sums.items(), key=lambda each: (-each[1][0], each[0]))
     return [
         Holder(
             place=place(stack),
@@ -165,7 +163,7 @@ def _hold_by_stack(dump: Dump, held: Held, older: Sequence[tuple[int, int]], pla
             count=count,
             frames=describe_frames(dump.frames[stack]),
         )
-        for stack, (nbytes, count) in ranked
+        for stack, (nbytes, count) in sorted(sums.items(), key=lambda each: (-each[1][0], each[0]))
     ]
 
 
@@ -253,13 +251,12 @@ def _shortages(
     refused = np.flatnonzero(dump.actions == REFUSED).tolist()
     most = max((dump.free_bytes[event] + int(reserved[event]) for event in refused), default=0)
     for event in refused:
-        stack = int(dump.stacks[event])
         yield find_cause(
             OutOfMemoryMessage(
                 line=event,
                 api="CUDA",
                 device=dump.device,
-                place=find_place(dump.frames[stack]),
+                place=find_place(dump.frames[int(dump.stacks[event])]),
                 requested_bytes=int(dump.sizes[event]),
                 free_bytes=dump.free_bytes[event],
                 allocated_bytes=int(live[event]),

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fxmem.errors import UsageError
-from fxmem.planning.lookups import Floats, Ints, first_saves, group
+from fxmem.planning.lookups import Floats, Ints, first_saves
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.profile import Phase, Profile
-from fxmem.records.units import sum_known
+from fxmem.records.units import group, sum_known
 
 # --- how recomputing values changes the bytes alive at each tick of a step --------------------------------------------
 # A value that is not recomputed stays alive until backward last needs it. One that is recomputed dies after its last
@@ -378,8 +378,7 @@ class RecomputeChoices:
 
     def find_kept(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that are kept for backward, or for others to be recomputed from."""
-        uses = enumerate(self.evaluate(choice.recomputed).uses)
-        needed = [value for value, use in uses if use is not None]
+        needed = [value for value, use in enumerate(self.evaluate(choice.recomputed).uses) if use is not None]
         return frozenset(value for value in needed if self.values[value].call not in choice.recomputed)
 
     def find_dropped(self, choice: RecomputeChoice) -> frozenset[int]:

@@ -17,9 +17,10 @@ import numpy as np
 from fxmem.hardware.catalogue import FETCHED_AHEAD, SENT_AHEAD
 from fxmem.hardware.step_time import card_ends
 from fxmem.planning import tuning
-from fxmem.planning.lookups import Floats, Ints, first_saves, group
+from fxmem.planning.lookups import Floats, Ints, first_saves
 from fxmem.planning.operators.choices import RecomputeChoices
 from fxmem.records.profile import Phase
+from fxmem.records.units import group
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,7 @@ class OffloadChoices:
     @cached_property
     def _clock(self) -> Floats:
         """By tick of the unplanned step, when the card comes to it."""
-        profile = self._step.profile
-        ends = card_ends(profile, taped=True)
+        ends = card_ends(self._step.profile, taped=True)
         assert ends is not None  # links are made for cards whose rates are known
         begins = np.concatenate([[0.0], ends])[:-1]
         clock: Floats = np.interp(np.arange(len(self._step.live) + 1), self._begins, begins)

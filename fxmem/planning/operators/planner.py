@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fxmem.planning import tuning
-from fxmem.planning.lookups import group
 from fxmem.planning.operators.choices import OperatorCall, OperatorValue, RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.operators.offloads import Offloads
@@ -19,7 +18,7 @@ from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
-from fxmem.records.units import Application, sum_known
+from fxmem.records.units import Application, group, sum_known
 
 
 class Choice(NamedTuple):
@@ -144,8 +143,7 @@ class OperatorPlanner(PlanFinder):
         are kept again: they need less than the tables tell.
         """
         tables = self.regions.coarse
-        shares = tuning.NESTED_SHARES[self._cutter.is_large]
-        within = [tables.nested(share * budget) or () for share in shares]
+        within = [tables.nested(share * budget) or () for share in tuning.NESTED_SHARES[self._cutter.is_large]]
         within += [] if tables.smallest_nested is None else [tables.smallest_nested[1]]
         tried = (self._find_rerun(stretches, budget) for stretches in dict.fromkeys(within))
         return [choice for choice in tried if choice is not None]
@@ -163,8 +161,7 @@ class OperatorPlanner(PlanFinder):
     @cached_property
     def _lowest_of_one_run(self) -> frozenset[int]:
         """The calls of the cheapest choice with about the lowest peak, where each runs once."""
-        budget = tuning.NEARLY_LOWEST * self._least_of_one_run.recomputed.peak
-        found = self._find_choice(self._cutter, budget)
+        found = self._find_choice(self._cutter, tuning.NEARLY_LOWEST * self._least_of_one_run.recomputed.peak)
         return frozenset() if found is None else found.recomputed
 
     @cached_property
@@ -270,7 +267,6 @@ class OperatorPlanner(PlanFinder):
 
     def _results(self, values: Iterable[int], order: Mapping[int, int] | None = None) -> tuple[Result, ...]:
         calls, made = self._cutter.calls, self._cutter.values
-        by_call = group((made[value].call, value) for value in sorted(values))
         return tuple(
             Result(
                 operator=calls[call].name,
@@ -278,7 +274,7 @@ class OperatorPlanner(PlanFinder):
                 outputs=tuple(made[value].position for value in found),
                 fetched=() if order is None else tuple(order[value] for value in found),
             )
-            for call, found in by_call.items()
+            for call, found in group((made[value].call, value) for value in sorted(values)).items()
         )
 
 

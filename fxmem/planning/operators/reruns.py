@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxmem.planning import tuning
-from fxmem.planning.lookups import Ints, group
+from fxmem.planning.lookups import Ints
 from fxmem.planning.operators.choices import (
     ChoiceState,
     LiveChanges,
@@ -27,6 +27,7 @@ from fxmem.planning.operators.choices import (
 )
 from fxmem.planning.operators.min_cut import Cutter, find_front
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
+from fxmem.records.units import group
 
 
 class RerunState(ChoiceState):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxmem.planning import tuning
-from fxmem.planning.lookups import Bools, Ints, group
+from fxmem.planning.lookups import Bools, Ints
 from fxmem.records.profile import Node, Phase, Profile, SourceLine
+from fxmem.records.units import group
 
 _NORMS = ("batch_norm", "group_norm", "instance_norm")
 
@@ -76,8 +77,7 @@ def worthwhile_cuts(profile: Profile) -> list[int]:
             flops[op.node] += op.flops
     most = max(flops.values(), default=0)
     heavy = {node + 1: count for node, count in flops.items() if count * 1000 >= most}
-    borders = {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
-    cuts = heavy.keys() | borders
+    cuts = heavy.keys() | {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
     return sorted(cuts if len(cuts) <= tuning.MOST_CUTS else _heaviest(heavy, tuning.MOST_CUTS))
 
 

@@ -22,10 +22,10 @@ import numpy as np
 from fxmem.hardware.step_time import recompute_seconds
 from fxmem.memory import liveness
 from fxmem.planning import tuning
-from fxmem.planning.lookups import Floats, Ints, find_reads, group, last_needed, ops_by_node, results_by_op
+from fxmem.planning.lookups import Floats, Ints, find_reads, last_needed, ops_by_node, results_by_op
 from fxmem.planning.regions.candidates import earliest, random_nodes, writes_in_place
 from fxmem.records.profile import Phase, Profile
-from fxmem.records.units import sum_known
+from fxmem.records.units import group, sum_known
 
 # --- what running the calls of a step's forward once more costs -------------------------------------------------------
 

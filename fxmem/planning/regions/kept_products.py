@@ -17,11 +17,12 @@ import numpy as np
 
 from fxmem.hardware.op_classes import is_product
 from fxmem.planning import tuning
-from fxmem.planning.lookups import Floats, group, results_by_op
+from fxmem.planning.lookups import Floats, results_by_op
 from fxmem.planning.regions.candidates import writes_in_place
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.plan import Region
 from fxmem.records.profile import Phase
+from fxmem.records.units import group
 
 
 @dataclass(frozen=True)

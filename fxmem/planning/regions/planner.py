@@ -14,7 +14,7 @@ from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning import tuning
-from fxmem.planning.lookups import find_reads, group, last_needed, ops_by_node
+from fxmem.planning.lookups import find_reads, last_needed, ops_by_node
 from fxmem.planning.plan_finder import PlanFinder
 from fxmem.planning.regions.candidates import (
     Span,
@@ -31,7 +31,7 @@ from fxmem.planning.regions.plan_text import Lines, describe_regions, find_lines
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Profile
-from fxmem.records.units import Application, sum_known
+from fxmem.records.units import Application, group, sum_known
 
 
 class Planner(PlanFinder):
@@ -87,11 +87,10 @@ class Planner(PlanFinder):
         if tables.units.count <= tuning.NESTED_UNITS:
             return tables
         crossing = dict(zip(tables.units.cuts, tables.units.outputs[0].tolist(), strict=True))
-        inner = tables.units.cuts[1:-1]
         # The narrowest cut of each of as many equal stretches of kept bytes.
         kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
         stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (tuning.NESTED_UNITS - 1)).astype(int)
-        by_stretch = group(zip(stretches.tolist(), inner, strict=True))
+        by_stretch = group(zip(stretches.tolist(), tables.units.cuts[1:-1], strict=True))
         # Of equal ones, the last.
         return self._tables(sorted(min(reversed(cuts), key=crossing.__getitem__) for cuts in by_stretch.values()))
 
@@ -204,10 +203,9 @@ class Planner(PlanFinder):
     ) -> Plan:
         """Make the plan of these stretches. `most` is an upper bound on its peak."""
         regions = write_edits(describe_regions(tables.selection, stretches, self.spans), self.lines)
-        estimated = round(min(tables.estimate(stretches), most))
         return self.make_plan(
             regions,
-            estimated,
+            round(min(tables.estimate(stretches), most)),
             strategy=strategy,
             chosen=chosen,
             application=self.application,
@@ -260,9 +258,7 @@ class Planner(PlanFinder):
             taped: whether the plan is one of operators.
             copied: as for `step_seconds`.
         """
-        again: dict[int, list[int]] = {}
-        for node, op in sorted(recomputed):
-            again.setdefault(self._backward_begins[node], []).append(op)
+        again = group((self._backward_begins[node], op) for node, op in sorted(recomputed))
         return step_seconds(self.profile, taped=taped, recomputed=again, copied=copied)
 
     @cached_property

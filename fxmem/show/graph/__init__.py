@@ -5,8 +5,6 @@ into one, parameters are counted where they are first read, and what is read fro
 a line. Names are untrusted text and are escaped. Everything is computed from records, without torch.
 """
 
-from __future__ import annotations
-
 from fxmem.records.units import Heat
 from fxmem.show.graph.dot import dot_source, render
 from fxmem.show.graph.hierarchy_data import hierarchy_data

@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 from fxmem.errors import UsageError
 from fxmem.memory.figures import sum_figures
 from fxmem.records.profile import Phase, Profile, Timeline
+from fxmem.records.units import group
 from fxmem.show.graph.checkpoints import Checkpoint, apply_plan, checkpoints, find_recomputed
 from fxmem.show.graph.folded_tree import (
     FoldedRun,
@@ -69,11 +70,6 @@ IsOpen = Callable[[View], bool]
 
 
 # --- which are open ---------------------------------------------------------------------------------------------------
-
-
-def open_to_depth(depth: int) -> IsOpen:
-    """Everything is open but modules at this level or deeper."""
-    return lambda part: part.level is None or part.level < depth
 
 
 def open_heaviest(parts: Sequence[View], max_boxes: int, *, runs: bool, worth: int = 0) -> IsOpen:
@@ -437,7 +433,7 @@ def _choose(
 ) -> tuple[tuple[View, ...], IsOpen]:
     """Decide what is folded: by depth where one is given, else by bytes."""
     if options.depth is not None:
-        return parts, open_to_depth(base + options.depth)
+        return parts, lambda part: part.level is None or part.level < base + options.depth
     runs = options.max_boxes >= RUNS_OPEN_FROM
     worth = 0
     if count_boxes(parts, runs=runs) > options.max_boxes:
@@ -525,10 +521,7 @@ def find_reads(
 
 def _drop_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
     """Pairs of boxes, tail and head. Of a box with many readers only the line to the first remains."""
-    readers: dict[int, list[int]] = {}
-    for head, sources in enumerate(reads):
-        for tail in sources:
-            readers.setdefault(tail, []).append(head)
+    readers = group((tail, head) for head, sources in enumerate(reads) for tail in sources)
     few = ((tail, heads if len(heads) <= _MOST_READERS else heads[:1]) for tail, heads in readers.items())
     return {(tail, head) for tail, heads in few for head in heads}
 

@@ -88,8 +88,7 @@ def find_recomputed(profile: Profile, plan: Plan | None = None) -> frozenset[int
             found |= {node for node in inside if profile.nodes[node].name in names}
             continue
         forward = (op for op in profile.ops if op.phase is Phase.FORWARD and op.node in inside and is_product(op.name))
-        kept = {op.node for number, op in enumerate(forward) if number in region.keeps}
-        found |= set(inside) - kept
+        found |= set(inside) - {op.node for number, op in enumerate(forward) if number in region.keeps}
     return frozenset(found)
 
 

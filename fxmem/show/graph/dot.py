@@ -8,7 +8,7 @@ import graphviz  # type: ignore[import-untyped]
 
 from fxmem import __version__
 from fxmem.records.profile import Profile, Timeline
-from fxmem.records.units import printable
+from fxmem.records.units import group, printable
 from fxmem.show.graph import svg_document
 from fxmem.show.graph.boxes import compose
 from fxmem.show.graph.labels import NOTE_SIZE, TITLE_SIZE, FrameWords, Words, box_words, frame_words, peak_words
@@ -92,12 +92,8 @@ def _write(
     edges: Mapping[str, Attributes],
 ) -> str:
     """Add frames as clusters with their boxes and inner frames, and the edges; return the source."""
-    boxes_in: dict[int | None, list[int]] = {}
-    for index, each in enumerate(drawing.boxes):
-        boxes_in.setdefault(each.frame, []).append(index)
-    frames_in: dict[int | None, list[int]] = {}
-    for index, around in enumerate(drawing.frames):
-        frames_in.setdefault(around.parent, []).append(index)
+    boxes_in = group((each.frame, index) for index, each in enumerate(drawing.boxes))
+    frames_in = group((around.parent, index) for index, around in enumerate(drawing.frames))
 
     def fill(cluster: graphviz.Digraph, place: int | None) -> None:
         for index in boxes_in.get(place, ()):

@@ -19,6 +19,7 @@ from itertools import groupby, pairwise, takewhile
 
 from fxmem.memory.module_tree import call_name, find_runs
 from fxmem.records.profile import Node, Profile
+from fxmem.records.units import group
 from fxmem.show.graph.checkpoints import Checkpoint, checkpoints
 
 _WORTH_FOLDING = 4
@@ -172,9 +173,7 @@ def _leaves(
     readers = _readers(profile, nodes)
     parameters = (node for node in nodes if profile.nodes[node].op == "get_attr" and node != peak)
     joins = {node: readers[node][0] for node in parameters if readers[node]}
-    held: dict[int, list[int]] = {}
-    for parameter, reader in joins.items():
-        held.setdefault(reader, []).append(parameter)
+    held = group((reader, parameter) for parameter, reader in joins.items())
     leaves: list[Leaf] = []
     for index in nodes:
         if index in joins:
@@ -254,8 +253,7 @@ def _insert_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> li
 
 def _count_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
     """Count the segments that two paths begin with in common."""
-    pairs = zip(one, other, strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
 # --- visits -----------------------------------------------------------------------------------------------------------
@@ -314,8 +312,7 @@ class _Repeats:
             if times == 1:
                 yield items[start]
                 continue
-            begins = range(start, start + length * times, length)
-            each = [items[begin : begin + length] for begin in begins]
+            each = [items[begin : begin + length] for begin in range(start, start + length * times, length)]
             repeats = tuple(tuple(node for item in repeat for node in all_nodes(item)) for repeat in each)
             yield FoldedRun(tuple(each[0]), repeats, each[-1][-1])
 

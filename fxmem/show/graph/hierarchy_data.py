@@ -8,7 +8,7 @@ from typing import Any
 from fxmem.hardware import step_time
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
-from fxmem.records.units import printable
+from fxmem.records.units import group, printable
 from fxmem.show.graph import labels
 from fxmem.show.graph.boxes import Hierarchy, View, find_reads, make_hierarchy
 from fxmem.show.graph.labels import NOTE_SIZE, PAD, TITLE_SIZE, UniqueIds, describe_peak, describe_recomputed
@@ -102,9 +102,7 @@ class _Writer:
         """How each quantity of a view is found, given how often it is there."""
         at_peak = bytes_at_peak(self._profile, self._hierarchy.timeline)
         seconds = step_time.node_seconds(self._profile)
-        everywhere: dict[int, list[int]] = {}
-        for node, place in self._hierarchy.where.items():
-            everywhere.setdefault(place.node, []).append(node)
+        everywhere = group((place.node, node) for node, place in self._hierarchy.where.items())
 
         def total(values: Sequence[float], view: View) -> float:
             """Sum over all that the drawn nodes stand for, equal or not."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
+from fxmem.records.units import group
 from fxmem.show.graph.labels import NOTE_SIZE, TITLE, TITLE_SIZE, FrameWords, Words
 from fxmem.show.graph.picture import Picture
 from fxmem.show.svg import text_width
@@ -201,9 +202,7 @@ def _chain(cell: _Cell) -> Iterator[_Cell]:
 
 def _rank(around: _Cell) -> None:
     """Rows of cells: each below all that it reads."""
-    before: dict[int, list[_Cell]] = {}
-    for _, tail, head in around.edges:
-        before.setdefault(id(head), []).append(tail)
+    before = group((id(head), tail) for _, tail, head in around.edges)
     ranked: dict[int, list[_Cell]] = {}
     for cell in around.cells:
         cell.rank = max((tail.rank + 1 for tail in before.get(id(cell), ())), default=0)

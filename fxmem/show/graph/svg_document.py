@@ -109,8 +109,7 @@ def write(
         **({"width": None, "height": None} if standalone else {}),
         data_heat=drawing.heat,
     )
-    ids = tuple(None if home is None else words[home].id for home in drawing.homes)
-    return Drawing(written, width, height, ids)
+    return Drawing(written, width, height, tuple(None if home is None else words[home].id for home in drawing.homes))
 
 
 # --- head -------------------------------------------------------------------------------------------------------------

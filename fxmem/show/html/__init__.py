@@ -1,7 +1,5 @@
 """HTML pages, each one file that loads nothing from elsewhere, and the view for notebooks."""
 
-from __future__ import annotations
-
 from fxmem.show.html.changes import lines_html, snapshot_html
 from fxmem.show.html.notebook import notebook_html
 from fxmem.show.html.page import live_html

@@ -103,6 +103,5 @@ def _draw_graph(profile: Profile, timeline: Timeline) -> str | None:
     """Draw the annotated graph, where it is small. The built-in layout needs nothing installed and always ends."""
     if len(profile.nodes) > _MOST_NODES:
         return None
-    options = DrawingOptions(standalone=False)
-    svg = render(profile, timeline, options).svg
+    svg = render(profile, timeline, DrawingOptions(standalone=False)).svg
     return svg if len(svg) <= _MOST_CHARACTERS else None

@@ -83,5 +83,4 @@ def plan_curve(plan: Plan, view: str, width: float) -> str:
             is_chosen = point.regions == plan.regions
             dots.append(CurveDot(extra(point.extra_flops), point.peak.counted_bytes, label, chosen=is_chosen))
     measure = "requested bytes" if plan.before.allocated_bytes is None else "allocated bytes"
-    name = f"fxmem-curve-{view}"
-    return curve_svg(dots, budget_bytes=plan.budget_bytes, measure=measure, width=width, name=name)
+    return curve_svg(dots, budget_bytes=plan.budget_bytes, measure=measure, width=width, name=f"fxmem-curve-{view}")

@@ -59,17 +59,15 @@ def _node_row(profile: Profile, index: int, at_peak: int, *, is_peak: bool) -> T
     is_module = node.op == "call_module"
     notes = (f"in {node.module}" if node.module and not is_module else "", "runs at the peak" if is_peak else "")
     owner = () if node.view_of is None else (f"in the memory of {profile.nodes[node.view_of].name}",)
-    ran = node.op not in ("placeholder", "get_attr", "output")
     source = ("", "") if node.source is None else (node.source.place, node.source.code)
     most = node.scratch_bytes.max, node.live_bytes.max
-    sizes = (node.params_bytes, node.output_bytes, node.saved_bytes, *most, at_peak)
     cells = [
         Cell(str(index), index),
         Cell(node.module or node.name if is_module else node.name, notes=tuple(filter(None, notes))),
         Cell((node.module_type if is_module else call_name(node)) or node.op),
         Cell(facts.describe_outputs([node]), notes=owner),
-        *map(_bytes_cell, sizes),
-        _flops_cell(node.forward_flops, ran=ran),
+        *map(_bytes_cell, (node.params_bytes, node.output_bytes, node.saved_bytes, *most, at_peak)),
+        _flops_cell(node.forward_flops, ran=node.op not in ("placeholder", "get_attr", "output")),
         _flops_cell(node.backward_flops, ran=node.live_bytes.backward is not None),
         Cell(source[0], notes=tuple(filter(None, source[1:]))),
     ]

@@ -6,8 +6,6 @@ colour vision, and beside each stands its name and number. Names are untrusted t
 computed from records, without torch.
 """
 
-from __future__ import annotations
-
 from fxmem.show.plots.fits import sizes_svg
 from fxmem.show.plots.fits import sweep_svg as sweep_svg
 from fxmem.show.plots.history import history_svg, segments_svg

@@ -55,8 +55,7 @@ def sizes_svg(curve: Fits, *, width: float = 720.0, height: float = 300.0, name:
         *_plot(curve, ran, area, measure, dim),
         text(EDGE, foot + 4.0, fit(note, SIZE, width - 2 * EDGE), "muted"),
     ]
-    spoken = "; ".join(_words(point, dim) for point in ran)
-    words = (f"Peak against {dim}: {answer}", spoken or "no size could run")
+    words = (f"Peak against {dim}: {answer}", "; ".join(_words(point, dim) for point in ran) or "no size could run")
     return document(STYLE, (width, foot + EDGE + 4.0), words, parts, id=name)
 
 
@@ -66,7 +65,6 @@ def _plot(curve: Fits, ran: Sequence[Point], area: PlotArea, measure: str, dim: 
     reserved = [(point.size or 0, point.reserved_bytes) for point in ran if point.reserved_bytes is not None]
     counted = [(point.size or 0, point.counted_bytes or 0) for point in ran]
     # The answer is drawn last, so that no neighbour covers it.
-    points = sorted(ran, key=lambda point: point.size == curve.largest)
     return xy_plot(
         area,
         steps=[(size, str(size)) for size in range(0, widest + 1, step)],
@@ -83,7 +81,7 @@ def _plot(curve: Fits, ran: Sequence[Point], area: PlotArea, measure: str, dim: 
                 label=str(point.size) if point.size == curve.largest else "",
                 drops=point.size == curve.largest,
             )
-            for point in points
+            for point in sorted(ran, key=lambda point: point.size == curve.largest)
         ],
     )
 

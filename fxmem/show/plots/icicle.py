@@ -93,8 +93,7 @@ def _fold(part: Part) -> Part:
 
 
 def _likeness(part: Part) -> Hashable:
-    name = re.sub(r"\d+", "#", part.label)
-    return (name, tuple(sorted(part.by_kind.items())), tuple(map(_likeness, part.children)))
+    return (re.sub(r"\d+", "#", part.label), tuple(sorted(part.by_kind.items())), tuple(map(_likeness, part.children)))
 
 
 def _sum(parts: Sequence[Part], around: str | None = None) -> Part:

@@ -77,11 +77,10 @@ def curve_svg(
     )
     head = text(EDGE, area.top - 12.0, f"Peak of the step, {measure}", "muted")
     listed, foot = _list(dots, area.bottom + 3 * ROW + 6.0, width - 2 * EDGE)
-    spoken = "; ".join(_words(dot) for dot in dots[:_MOST_LISTED])
     return document(
         STYLE,
         (width, foot + EDGE),
-        ("Plans: peak against extra compute", spoken or "no plans"),
+        ("Plans: peak against extra compute", "; ".join(_words(dot) for dot in dots[:_MOST_LISTED]) or "no plans"),
         [head, *_plot(dots, area, budget_bytes), *listed],
         id=name,
     )

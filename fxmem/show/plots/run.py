@@ -181,6 +181,4 @@ def _host_dot(program: ProgramRun) -> Iterator[XYDot]:
 def _describe_end(ahead: Forecast) -> str:
     """How a run that grows goes on."""
     step, nbytes = ahead.points[-1]
-    if ahead.is_full:
-        return f"Out of memory at about step {step:,}"
-    return f"{format_bytes(nbytes)} from step {step:,} on"
+    return f"Out of memory at about step {step:,}" if ahead.is_full else f"{format_bytes(nbytes)} from step {step:,} on"

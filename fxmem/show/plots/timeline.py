@@ -154,9 +154,8 @@ def _scale(step: PlottedStep, budget: int | None, after: StepAfter | None) -> tu
 def _draw_panel(panel: _Panel, limits: Sequence[_Limit]) -> str:
     area = panel.area
     bands = [*_phases(panel), *byte_grid(area), *_bands(panel)]
-    parts = [*bands, *_peak(panel), *_lines(panel, limits), *_axis(panel)]
     return group(
-        *(f"{part}\n" for part in parts),
+        *(f"{part}\n" for part in [*bands, *_peak(panel), *_lines(panel, limits), *_axis(panel)]),
         id=panel.name,
         class_="panel",
         data_left=area.left,
@@ -177,8 +176,7 @@ def _phases(panel: _Panel) -> Iterator[str]:
         yield path("grid", "M", x, area.top - 4, "V", area.bottom)
     sizes = [text_width(span.phase, SIZE) + 8.0 for span in spans]
     centres = [(area.x(span.begin) + area.x(span.end)) / 2 for span in spans]
-    places = spread(centres, sizes, area.left, area.right + _RIGHT - 4.0)
-    for span, x in zip(spans, places, strict=True):
+    for span, x in zip(spans, spread(centres, sizes, area.left, area.right + _RIGHT - 4.0), strict=True):
         yield text(x, area.top - ROW - 6.0, span.phase, "middle muted")
 
 
@@ -318,8 +316,7 @@ def _allocator_levels(panel: _Panel) -> Iterator[_Level]:
         series: Sequence[int] = () if levels is None else getattr(levels, f"{word}_bytes")
         if nbytes is not None:
             heights = [max(series[floor(s.begin) : ceil(s.end)]) for s in panel.samples] if series else []
-            end = heights[-1] if heights else nbytes
-            yield _Level(word, nbytes, end, f"held {word}", "peak of the step", heights)
+            yield _Level(word, nbytes, heights[-1] if heights else nbytes, f"held {word}", "peak of the step", heights)
 
 
 def _axis(panel: _Panel) -> Iterator[str]:
@@ -347,8 +344,7 @@ def _legend(
     column = min(column, (width - EDGE) / 2)
     columns = max(min(int((width - EDGE) // column), len(entries)), 1)
     rows = -(-len(entries) // columns)
-    note = "At the peak" if after is None else "At the peak, before → after"
-    parts = [text(EDGE, y + ROW, note, "muted")]
+    parts = [text(EDGE, y + ROW, "At the peak" if after is None else "At the peak, before → after", "muted")]
     for index, (classes, is_area, words) in enumerate(entries):
         x, at = EDGE + column * (index // rows), y + ROW * (index % rows + 2)
         area, line = rect(x, at - 9.0, 16.0, 10.0, f"swatch {classes}"), path(classes, "M", x, at - 4, "h", 16)

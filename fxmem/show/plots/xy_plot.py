@@ -206,8 +206,7 @@ def xy_plot(
         word, nbytes = limit
         y = area.y(nbytes)
         ends.append((y, word, ""))
-        level = path("limit", "M", area.left, y, "H", area.right)
-        yield group(level, tooltip=f"{word}: {exact_bytes(nbytes)}")
+        yield group(path("limit", "M", area.left, y, "H", area.right), tooltip=f"{word}: {exact_bytes(nbytes)}")
     yield from (_line(area, line) for line in lines if line.points)
     heights = spread([y for y, _, _ in ends], [ROW] * len(ends), area.top - ROW, area.bottom)
     for y, (_, words, classes) in zip(heights, ends, strict=True):

@@ -4,8 +4,6 @@ A table is plain ASCII apart from the model's own names, so that it survives any
 say.
 """
 
-from __future__ import annotations
-
 from fxmem.show.text.answer import overview
 from fxmem.show.text.report import table
 

@@ -129,8 +129,7 @@ def _ranking(advice: Advice, suggestions: Sequence[Suggestion], width: int) -> T
     left_out |= set() if advice.before.fits is False else {"Fits"}
     left_out |= {"Reserved"} if advice.before.reserved_bytes is None or width < 90 else set()
     shown = [each for each in figures if each.heading not in left_out]
-    room = width - sum(each.width + 2 for each in shown) - 1
-    heads = TableColumn("Change", is_head=True, width=room, wraps=True)
+    heads = TableColumn("Change", is_head=True, width=width - sum(each.width + 2 for each in shown) - 1, wraps=True)
     columns = [TableColumn(each.heading, is_number=each.justify == "right", width=each.width) for each in shown]
     rows = (
         [f"{number}. {each.title}", *(column.cell(each) for column in shown)]

@@ -63,8 +63,7 @@ def overview(
     levels = DEPTH if depth is None else depth
     # The table alone: what its columns mean is said with everything else.
     modules = next(module_tree(profile, timeline, width, levels, small_rows=depth is not None))
-    below = [*([facts(ran)] if ran else []), modules, facts(_ending(profile))]
-    return answer + "\n" + render(below, width, color)
+    return answer + "\n" + render([*([facts(ran)] if ran else []), modules, facts(_ending(profile))], width, color)
 
 
 def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, width: int) -> RenderableType:
@@ -80,10 +79,9 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         if sends_by_nccl(profile):
             words = [f"{each} + NCCL" for each in words]
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
-    where = _pick_fitting(findings.describe_peak(profile, peak), room)
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()
     below = [
-        Fact("Peak", where),
+        Fact("Peak", _pick_fitting(findings.describe_peak(profile, peak), room)),
         *_open_facts(profile, fit),
         *findings.plans_facts(profile, peak),
         *longest_facts(profile)[:1],
@@ -127,10 +125,9 @@ def _ending(profile: Profile) -> Facts:
     for word, each in found.items():
         more += f", {len(each)} {word}{'s' * (len(each) != 1)}" if each else ""
     room, weights = explain_room(profile.target), findings.describe_weights(profile)
-    about = [of["inputs"] if profile.inputs else "", weights, of["step"]]
     return [
         *([Fact("Room", room)] if room else []),
-        Fact("Settings", "; ".join(filter(None, about))),
+        Fact("Settings", "; ".join(filter(None, [of["inputs"] if profile.inputs else "", weights, of["step"]]))),
         Fact("More", more),
     ]
 
@@ -214,12 +211,10 @@ def _largest_lines(profile: Profile, timeline: Timeline) -> Iterator[tuple[str, 
     for index, nbytes in alive_by_node(profile, timeline).items():
         node = profile.nodes[index]
         nodes[(node.source.file, node.source.line) if node.source is not None else node.name][index] = nbytes
-    largest = sorted(nodes.values(), key=lambda sizes: -sum(sizes.values()))
-    for sizes in largest[:_LINES_SHOWN]:
+    for sizes in sorted(nodes.values(), key=lambda sizes: -sum(sizes.values()))[:_LINES_SHOWN]:
         nbytes, first = sum(sizes.values()), max(sizes, key=lambda index: sizes[index])
         share = percent(nbytes, timeline.peak.requested_bytes)
-        words = _node_words(profile.nodes[first], len(sizes) - 1)
-        yield format_bytes(nbytes), printable(f"({share}) {words}")
+        yield format_bytes(nbytes), printable(f"({share}) {_node_words(profile.nodes[first], len(sizes) - 1)}")
 
 
 def _settings(before: PeakBaseline, now: PeakBaseline) -> list[tuple[str, str, str]]:

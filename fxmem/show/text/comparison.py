@@ -14,7 +14,7 @@ from rich.text import Text
 from fxmem.memory.module_tree import find_runs, fold, mask_numbers, name_alike
 from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase, Timeline
-from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
+from fxmem.records.units import format_bytes, format_flops, format_shape, group, percent, printable, to_words
 from fxmem.show.export.markdown_parts import code_span, fence_text, write_table
 from fxmem.show.facts import header_facts
 from fxmem.show.sections import Fact, TableColumn, join_parts, make_table, numbers
@@ -95,10 +95,7 @@ def _answer(comparison: StepComparison) -> Iterator[Fact]:
         share = f", {_share(peak.delta, peak.before)}" if peak.delta else ""
         sizes = f"{format_bytes(peak.before)} -> {format_bytes(peak.after)} {counted}"
         yield Fact("Change", f"{format_delta(peak.delta, format_bytes)}{share}: {sizes}")
-    levels: dict[int, list[ModuleChange]] = {}
-    for each in comparison.modules:
-        if each.at_peak.delta:
-            levels.setdefault(each.depth, []).append(each)
+    levels = group((each.depth, each) for each in comparison.modules if each.at_peak.delta)
     # The first level below the model at which several changed.
     rows = next((rows for depth, rows in sorted(levels.items()) if depth and len(rows) > 1), levels.get(1, []))
     changes = [(each.after_path or each.before_path or "", each.at_peak.delta or 0) for each in rows]
@@ -212,12 +209,11 @@ def select_rows(comparison: StepComparison, depth: int | None) -> Iterator[tuple
         times += [times[-1] * alike if times else alike] * (row.depth + 1 - len(times))
         if row.largest * times[-1] < worth:
             continue
-        name = folded.label or comparison.after.model
         mark = "+ " if row.before_path is None else "- " if row.after_path is None else ""
         before = (row.before_path or "").rpartition(".")[2]
         is_renamed = not mark and before != _label(row) and alike == 1
         was = f" (was {before})" if is_renamed else ""
-        yield row, f"{mark}{name}{was}" + (f" x{alike}" if alike > 1 else "")
+        yield row, f"{mark}{folded.label or comparison.after.model}{was}" + (f" x{alike}" if alike > 1 else "")
 
 
 def _label(row: ModuleChange) -> str:

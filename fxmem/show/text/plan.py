@@ -50,7 +50,6 @@ def _curve(plan: Plan, width: int) -> Table:
     room = min(width - 59 - (21 if wide else 0), 24)
     columns = [("", 2), ("Peak", 9), ("of", 7), *more, ("Extra", 8), ("Regions", 7), ("Plan", room)]
     points = ruled(*columns, left=("Plan",))
-    whole = plan.before.counted_bytes
     for point in plan.curve:
         used, reserved = point.peak.counted_bytes, point.peak.reserved_bytes
         is_chosen = used == plan.after.counted_bytes and point.regions == plan.regions
@@ -59,7 +58,7 @@ def _curve(plan: Plan, width: int) -> Table:
         points.add_row(
             "->" if is_chosen else "",
             format_bytes(used),
-            percent(used, whole),
+            percent(used, plan.before.counted_bytes),
             *(["-" if reserved is None else format_bytes(reserved), time] if wide else []),
             _format_extra(point, plan.forward_flops),
             str(len(point.regions)),
@@ -125,8 +124,7 @@ def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
 
 def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
     """Make one line of lines that differ only in the numbers of their names, with their sums."""
-    keys = [line._replace(name=mask_numbers(line.name)) for line in lines]
-    for start, _, count in find_runs(keys):
+    for start, _, count in find_runs([line._replace(name=mask_numbers(line.name)) for line in lines]):
         first = lines[start]
         yield first._replace(
             name=name_alike([line.name for line in lines[start : start + count]]),
@@ -161,8 +159,7 @@ def budget_table(plan: CompilePlan, *, width: int = 100, color: bool = False) ->
         reserved = "-" if peak.reserved_bytes is None else format_bytes(peak.reserved_bytes)
         share = percent(peak.counted_bytes, plan.eager.counted_bytes)
         steps.add_row(mark, name, format_bytes(peak.counted_bytes), share, *([reserved] if wide else []))
-    parts = [facts(header_facts(plan)), label_content("Steps", steps), facts(found)]
-    return render(parts, max(width, 60), color)
+    return render([facts(header_facts(plan)), label_content("Steps", steps), facts(found)], max(width, 60), color)
 
 
 def _rows(plan: CompilePlan) -> Iterator[tuple[str, str, Peak]]:

@@ -122,10 +122,6 @@ def _share_out(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> torch.
     return numbers
 
 
-def _probabilities(tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[Meaning, int]:
-    return Meaning.PROBABILITY, tensor.shape[dim] if tensor.dim() else 1
-
-
 def _indices(tensor: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> tuple[Meaning, int]:
     return Meaning.INDEX, tensor.numel() if dim is None or not tensor.dim() else tensor.shape[dim]
 
@@ -147,13 +143,11 @@ def _count(tensor: torch.Tensor, dim: int | list[int] | None = None, *_: Any, **
     return (Meaning.COUNT, summed) if tensor.dtype is torch.bool else None
 
 
-def _root(tensor: torch.Tensor, **_: Any) -> tuple[Meaning, int] | None:
-    """The gradient that backward begins with is one."""
-    return None if tensor.dim() else (Meaning.COUNT, 1)
-
-
 _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
-    aten._softmax.default: _probabilities,
+    aten._softmax.default: lambda tensor, dim, *_, **__: (
+        Meaning.PROBABILITY,
+        tensor.shape[dim] if tensor.dim() else 1,
+    ),
     aten.sigmoid.default: lambda tensor: (Meaning.FRACTION, 0),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _indices),
     **dict.fromkeys((aten.max.dim, aten.min.dim), _indices),
@@ -162,7 +156,9 @@ _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
     aten.multinomial.default: _draws,
     aten.randperm.default: lambda count, **_: (Meaning.PLACE, count),
     aten.randint.default: lambda high, *_, **__: (Meaning.INDEX, high),
-    aten.ones_like.default: _root,
+    aten.ones_like.default: lambda tensor, **_: (
+        None if tensor.dim() else (Meaning.COUNT, 1)
+    ),  # backward begins with a gradient of one
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default), _count),
 }
 """What an operator says of its result; of several, of the second."""

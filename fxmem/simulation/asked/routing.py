@@ -213,31 +213,15 @@ def _gather(output: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
     _write(output, [] if value is None else [value] * ranks)
 
 
-def _all_to_all(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
-    _exchange(args[0], args[1], args[4], rank, ranks)
-
-
 def _all_to_all_lists(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
     for output in args[0]:
         _gather(output, args[1][rank], 1)
-
-
-def _all_to_all_made(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
-    _exchange(result, args[0], args[2], rank, ranks)
-
-
-def _all_gather(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
-    _gather(args[0], args[1], ranks)
 
 
 def _all_gather_lists(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
     for outputs, source in zip(args[0], args[1], strict=True):
         for output in outputs:
             _gather(output, source, 1)
-
-
-def _all_gather_made(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -> None:
-    _gather(result, args[0], ranks)
 
 
 def _reduce(output: torch.Tensor, value: torch.Tensor | None, operation: str, ranks: int) -> None:
@@ -267,16 +251,16 @@ def _reduce_scatter(args: tuple[Any, ...], result: Any, rank: int, ranks: int) -
 
 
 _SPREAD: Final = {
-    "c10d.alltoall_base_": _all_to_all,
+    "c10d.alltoall_base_": lambda args, _, rank, ranks: _exchange(args[0], args[1], args[4], rank, ranks),
     "c10d.alltoall_": _all_to_all_lists,
-    "_c10d_functional.all_to_all_single": _all_to_all_made,
+    "_c10d_functional.all_to_all_single": lambda args, made, *place: _exchange(made, args[0], args[2], *place),
 }
 """Collectives by which tokens go to experts."""
 _EXCHANGES: Final = {
     **_SPREAD,
-    "c10d._allgather_base_": _all_gather,
+    "c10d._allgather_base_": lambda args, _, __, ranks: _gather(args[0], args[1], ranks),
     "c10d.allgather_": _all_gather_lists,
-    "_c10d_functional.all_gather_into_tensor": _all_gather_made,
+    "_c10d_functional.all_gather_into_tensor": lambda args, made, _, ranks: _gather(made, args[0], ranks),
     **dict.fromkeys(("c10d.allreduce_", "c10d.reduce_"), _all_reduce),
     **dict.fromkeys(("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_"), _all_reduce_made),
     **dict.fromkeys(("c10d._reduce_scatter_base_", "_c10d_functional.reduce_scatter_tensor"), _reduce_scatter),

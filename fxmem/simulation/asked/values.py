@@ -172,9 +172,7 @@ def hangs_on_values(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator's result, or its shape, may follow from values."""
     if func is torch.ops.aten.index.Tensor:
         return picks_by_mask(func, args)
-    if func.namespace == "aten":
-        return not _HANGING.isdisjoint(func.tags)
-    return func.namespace not in _NO_KERNELS
+    return not _HANGING.isdisjoint(func.tags) if func.namespace == "aten" else func.namespace not in _NO_KERNELS
 
 
 def _place(func: Any) -> _Place:

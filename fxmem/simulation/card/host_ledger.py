@@ -98,8 +98,7 @@ class HostLedger(Observer):
         workers = loader.num_workers
         if not workers:  # then nothing has settled how processes start, and to ask would
             return
-        method = (loader.multiprocessing_context or multiprocessing).get_start_method()
-        if method != "fork":
+        if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
             return
         nbytes = count_copied(loader.dataset)
         if nbytes is None or self.copied_bytes is None:

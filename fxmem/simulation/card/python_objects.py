@@ -110,7 +110,6 @@ def _look_inside(value: Any, most: int, draw: random.Random) -> tuple[int, list[
     if issubclass(kind, dict):
         length = len(value)
         step = max(-(-length // most), 1)
-        items = itertools.islice(dict.items(value), draw.randrange(step), None, step)
-        return length, list(items)
+        return length, list(itertools.islice(dict.items(value), draw.randrange(step), None, step))
     found = gc.get_referents(value)
     return len(found), [(each,) for each in (found if len(found) <= most else draw.sample(found, most))]

@@ -198,8 +198,7 @@ def _find_variables(name: str, frames: Sequence[types.FrameType]) -> Iterator[Na
         own, code = variables(frame), frame.f_code
         if value is None:
             value = own.get(name, frame.f_globals.get(name))
-        named = {each for each in own if value is not None and own[each] is value}
-        for each in named:
+        for each in {each for each in own if value is not None and own[each] is value}:
             scopes = _find_scopes(code) if each in code.co_freevars else [(code.co_filename, _scope_of(code))]
             yield from (Named(file, scope, each) for file, scope in scopes)
         if value is not None and frame.f_globals.get(name) is value:

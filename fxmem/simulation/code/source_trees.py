@@ -96,9 +96,7 @@ def find_number(node: ast.expr, scope: Mapping[str, Any]) -> int | None:
 
 def count_elements(value: Any) -> int | None:
     """How many elements a loop over a value goes through, without its own code; None where that is not known."""
-    if isinstance(value, (list, tuple, dict, range, str)):
-        return len(value)
-    return None
+    return len(value) if isinstance(value, (list, tuple, dict, range, str)) else None
 
 
 # --- where it is made -------------------------------------------------------------------------------------------------

@@ -115,9 +115,7 @@ def _made_like(
     _: Any, source: Tensor, *, memory_format: Any = None, dtype: Any = None, device: Any = None, **__: Any
 ) -> Any:
     """`empty_like` (aten/src/ATen/native/TensorFactories.cpp); torch's own for fakes writes strides anew."""
-    if memory_format not in (None, torch.preserve_format):
-        return NotImplemented
-    return _as_it_lies(source, dtype, device)
+    return _as_it_lies(source, dtype, device) if memory_format in (None, torch.preserve_format) else NotImplemented
 
 
 def _as_it_lies(source: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
@@ -327,9 +325,7 @@ def _binary_cross_entropy(
     """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp):
     `loss.resize_as_(loss_reduced)`."""
     del target, weight
-    if reduction == 0:
-        return NotImplemented
-    return torch.empty_like(source).resize_(())
+    return NotImplemented if reduction == 0 else torch.empty_like(source).resize_(())
 
 
 @answers("_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor")

@@ -80,9 +80,7 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._given_names: Counter[str] = Counter()
         self._open = True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch_fakes.DEVICE_OF:
             return args[0].fake_device
         kwargs = kwargs or {}

@@ -135,8 +135,7 @@ def _backward(
         made.sum(0, keepdim=True) if made.shape != like.shape else made
         for made, like in zip(each[1:], (key, value), strict=True)
     ]
-    buffers = further[-2]
-    captured = (torch.zeros_like(it) if isinstance(it, Tensor) and it.requires_grad else None for it in buffers)
+    captured = (torch.zeros_like(it) if isinstance(it, Tensor) and it.requires_grad else None for it in further[-2])
     del product_sums
     return each[0], of_keys[0], of_keys[1], tuple(captured)
 

@@ -343,5 +343,4 @@ def _fake_cudnn_rnn_backward(_: Any, input: Tensor, weight: Sequence[Tensor], *r
         return grad_input, grad_hx, grad_cx, []
     if weight_stride0 in (2, 3):
         return grad_input, grad_hx, grad_cx, [w.new_empty(w.shape) for w in weight]
-    flat = weight_buf.new_empty(weight_buf.shape)
-    return grad_input, grad_hx, grad_cx, _views(flat, weight)
+    return grad_input, grad_hx, grad_cx, _views(weight_buf.new_empty(weight_buf.shape), weight)

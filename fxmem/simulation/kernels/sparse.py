@@ -30,9 +30,7 @@ def _of_sparse(kernel: Kernel) -> Kernel:
 
     @functools.wraps(kernel)
     def run(answer: Answer, func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch_wrappers.is_sparse(tensor):
-            return NotImplemented
-        return kernel(answer, func, tensor, *args, **kwargs)
+        return kernel(answer, func, tensor, *args, **kwargs) if torch_wrappers.is_sparse(tensor) else NotImplemented
 
     return run
 
@@ -50,8 +48,7 @@ def _make(indices: Tensor, values: Tensor, like: Tensor, *, coalesced: bool | No
 def _construct(
     _: Answer, func: Any, sparse: int, dense: int, size: Any, indices: Tensor, values: Tensor, **kwargs: Any
 ) -> Tensor:
-    coalesced = bool(kwargs.get("is_coalesced"))
-    return torch_wrappers.make_sparse(indices, values, tuple(size), coalesced=coalesced)
+    return torch_wrappers.make_sparse(indices, values, tuple(size), coalesced=bool(kwargs.get("is_coalesced")))
 
 
 @composes("is_coalesced")
@@ -294,8 +291,7 @@ def _mask(_: Answer, func: Any, dense: Tensor, mask: Tensor) -> Tensor:
         return made
     ones = values.new_ones(1).expand_as(values)
     picked = aten.index.Tensor(dense, list(indices.unbind(0)))
-    copied = indices.clone()
-    return _make(copied, picked.mul(ones), mask)
+    return _make(indices.clone(), picked.mul(ones), mask)
 
 
 @composes("_sparse_softmax _sparse_log_softmax")

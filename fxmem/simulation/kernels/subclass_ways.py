@@ -96,8 +96,7 @@ def _ctc_loss(
 
 def _detach_parameter(tensor: Tensor) -> Tensor:
     """`Tensor.detach_`, which of a leaf means that it needs no gradient any more."""
-    is_fake = type(tensor) is torch_common.FakeTensor
-    if is_fake and tensor.is_leaf and isinstance(tensor, nn.Parameter):
+    if type(tensor) is torch_common.FakeTensor and tensor.is_leaf and isinstance(tensor, nn.Parameter):
         return tensor.requires_grad_(False)
     return torch.Tensor.detach_(tensor)
 
@@ -198,8 +197,7 @@ def takes_own_kernels(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     code = nn.MultiheadAttention.forward.__code__, nn.TransformerEncoderLayer.forward.__code__
 
     def has_torch_function(tensors: Any) -> bool:
-        ours = sys._getframe(1).f_code in code
-        if ours and all(type(each) is torch_common.FakeTensor for each in tensors):
+        if sys._getframe(1).f_code in code and all(type(each) is torch_common.FakeTensor for each in tensors):
             return False
         return original(tensors)
 

@@ -275,9 +275,7 @@ def count_workers(jobs: int, cost: Cost | None = None) -> int:
     most: int = min(jobs, joblib.cpu_count())
     if cost is not None and cost.nbytes:
         most = min(most, _available_bytes() // cost.nbytes)
-    if most < 2:
-        return 1
-    if cost is not None and cost.seconds * (jobs - math.ceil(jobs / most)) < _START_S:
+    if most < 2 or (cost is not None and cost.seconds * (jobs - math.ceil(jobs / most)) < _START_S):
         return 1
     return most
 

@@ -153,8 +153,7 @@ class _Interrupts:
 def _must_not_raise(frame: FrameType | None) -> bool:
     """Whether an exception must not be raised here: lost, the end of the process, or torch half changed."""
     while frame is not None:
-        name = frame.f_code.co_name
-        if name in _MUST_NOT_RAISE:
+        if frame.f_code.co_name in _MUST_NOT_RAISE:
             return True
         frame = frame.f_back
     return False

@@ -36,13 +36,8 @@ from fxmem.simulation.program.launchers import (
     handing_over,
     notebook_cells,
 )
-from fxmem.simulation.program.rank_runs import RankAnswer, RunRank, report_ranks
-from fxmem.simulation.program.recorded_program import (
-    RecordedProgram,
-    read_program_compile,
-    record,
-    record_rank,
-)
+from fxmem.simulation.program.rank_runs import RankAnswer, report_ranks
+from fxmem.simulation.program.recorded_program import RecordedProgram, read_program_compile, record, record_rank
 from fxmem.simulation.program.watch import RunSettings
 from fxmem.simulation.ranks.mailbox import Mailbox, World
 from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers, answer_all_ways
@@ -148,7 +143,7 @@ def launch_apart(
     work: Callable[[Isolation], str] = functools.partial(_report, program, target, settings, around)
     if program.ranks is not None:
         one = functools.partial(_run_rank, target, around)
-        work = functools.partial(_report_ranks, program, settings, one, isolation.write)
+        work = functools.partial(report_ranks, program, settings, one, isolation.write)
     text, files, network = run_apart(work, isolation, [os.getcwd(), _first_folder(program)], output)
     with pause_gc(stays=True):
         report = Report.model_validate_json(text)
@@ -167,10 +162,6 @@ def _report(program: Launch, target: Target, settings: RunSettings, around: _Aro
         return recorded.report(explains=settings.explains).model_dump_json()
 
 
-def _report_ranks(program: Launch, settings: RunSettings, run: RunRank, writes: bool, isolation: Isolation) -> str:
-    return report_ranks(program, settings, run, writes=writes, isolation=isolation)
-
-
 @pause_gc()
 def _run_rank(
     target: Target, around: _Around, program: Launch, settings: RunSettings, mailbox: Mailbox, isolation: Isolation
@@ -180,8 +171,7 @@ def _run_rank(
         launched = launch(program, target, settings, isolation, mailbox)
         if mailbox.is_awaited:
             return RankAnswer("", launched.raised)
-        report = launched.recorded.report(explains=settings.explains)
-        return RankAnswer(report.model_dump_json(), launched.raised)
+        return RankAnswer(launched.recorded.report(explains=settings.explains).model_dump_json(), launched.raised)
 
 
 @functools.cache

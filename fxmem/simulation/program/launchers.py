@@ -197,8 +197,7 @@ def _of_torchrun(name: str, options: Any, environment: Sequence[tuple[str, str]]
     """The program that torchrun starts with these options, which accelerate hands to it as well."""
     per_machine = int(options.nproc_per_node) if str(options.nproc_per_node).isdigit() else None
     machines = int(str(options.nnodes).partition(":")[0])
-    count = None if per_machine is None else per_machine * machines
-    fields = _ranks(name, count, per_machine)
+    fields = _ranks(name, None if per_machine is None else per_machine * machines, per_machine)
     fields["environment"] = (*fields["environment"], ("TORCHELASTIC_RUN_ID", "none"), *environment)
     return _script(name, options, fields)
 

@@ -130,7 +130,7 @@ class _RankFailedError(Exception):
         self.report = report
 
 
-def report_ranks(program: Launch, settings: RunSettings, run: RunRank, *, writes: bool, isolation: Isolation) -> str:
+def report_ranks(program: Launch, settings: RunSettings, run: RunRank, writes: bool, isolation: Isolation) -> str:
     """Run a program as its ranks; the report of the one that was asked for, or of the largest class, as JSON.
 
     Where a rank waits for objects of another, the program runs as that one first, as far as it sends them.

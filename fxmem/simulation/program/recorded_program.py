@@ -159,8 +159,7 @@ class RecordedProgram(ProfiledStep):
         taken = [text for each in self._code.watch.listeners for text in each.assume(program, highest)]
         profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
         made = {} if self._compiled is None else {"compiled": self._compiled}
-        step = profile.step.model_copy(update={"program": program, **made})
-        return profile.model_copy(update={"step": step})
+        return profile.model_copy(update={"step": profile.step.model_copy(update={"program": program, **made})})
 
     def progress(self) -> str:
         """How far the program is, in words; another thread may ask."""

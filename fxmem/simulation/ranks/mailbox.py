@@ -227,9 +227,8 @@ def mail_patches(  # noqa: C901 - a function of torch each
     functions: tuple[Any, ...] = send_object_list, recv_object_list, broadcast_object_list, scatter_object_list
     functions += _give_alike(rank, note)
     owners = torch.distributed, torch.distributed.distributed_c10d
-    replaced = torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners)
     return torch_common.nested(
-        replaced,
+        torch_common.replace_all((owner, each.__name__, each) for each in functions for owner in owners),
         torch_distributed.observe_sends(send_numbers, receive_numbers),
         *(torch_common.wrap(owner, "broadcast", broadcast) for owner in owners),
     )

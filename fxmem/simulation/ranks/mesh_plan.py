@@ -182,8 +182,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _count_blocks(model: nn.Module) -> list[str]:
-    kinds = Counter(type(block).__name__ for block in find_blocks(model))
-    return [f"{count} {name}" for name, count in kinds.items()]
+    return [f"{count} {name}" for name, count in Counter(type(block).__name__ for block in find_blocks(model)).items()]
 
 
 def _may_be_block(module: nn.Module) -> bool:

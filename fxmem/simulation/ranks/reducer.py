@@ -225,8 +225,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._hook = functools.partial(hook, state)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        hook = torch_distributed.builtin_hook(comm_hook_type)
-        self.register_comm_hook(self.process_group, hook)
+        self.register_comm_hook(self.process_group, torch_distributed.builtin_hook(comm_hook_type))
 
     def _slots(self, bucket: int, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Views of a bucket, or of what a hook made of it: one for each parameter."""

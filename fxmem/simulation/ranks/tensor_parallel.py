@@ -7,7 +7,6 @@ have such an attribute, too.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from fxmem.errors import UsageError
+from fxmem.records.units import group
 
 Styles = dict[str, str]
 """By the path of a layer, how it is split."""
@@ -136,9 +136,6 @@ def _check_rest(model: nn.Module, styles: Styles, size: int) -> None:
 
 def _find_tied(model: nn.Module) -> list[list[str]]:
     """The paths of layers that share their weight."""
-    by_weight: dict[int, list[str]] = defaultdict(list)
-    for path, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter):
-            by_weight[id(weight)].append(path)
+    weights = ((path, getattr(module, "weight", None)) for path, module in model.named_modules())
+    by_weight = group((id(weight), path) for path, weight in weights if isinstance(weight, nn.Parameter))
     return [paths for paths in by_weight.values() if len(paths) > 1]

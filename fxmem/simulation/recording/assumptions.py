@@ -45,8 +45,7 @@ def _say(run: FinishedRun, readers: dict[int, int]) -> Iterator[_Said]:
     yield from (("values", text) for text in values.routing.assumptions())
     yield from _compiled_step(run.step.compiled)
     yield from _optimizer(run)
-    called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
-    if called & {"isfinite", "isnan", "isinf"}:
+    if {str(getattr(node.target, "__name__", node.target)) for node in run.nodes} & {"isfinite", "isnan", "isinf"}:
         yield "values", "all numbers are finite, where the program asks (isfinite, isnan, isinf)"
     if values.passed_checks or any(op.name == "aten._is_all_true.default" for op in log.ops):
         means = "assert, if …: raise, torch._check_tensor_all, arguments of distributions"
@@ -146,9 +145,8 @@ def _optimizer(run: FinishedRun) -> Iterator[_Said]:
     """What is taken for granted of the optimizer."""
     if run.optimizer is None:
         return
-    form = _describe_optimizer(run.optimizer, run.recording.target)
     there = "" if run.is_program else ", its state already there"
-    yield "optimizer", form + there
+    yield "optimizer", _describe_optimizer(run.optimizer, run.recording.target) + there
     if run.step.compiled is None and type(run.optimizer).__module__.startswith("torchao."):
         text = "torchao compiles the optimizer's step, and Inductor may keep fewer temporaries than are counted"
         yield "optimizer", text
@@ -165,10 +163,9 @@ def _loss(run: FinishedRun) -> Iterator[_Said]:
 
 def _known_bytes(run: FinishedRun) -> int:
     """Bytes of the parameters, and of what is saved for backward."""
-    log = run.log
     return sum(
         each.nbytes
-        for index, each in enumerate(log.storages)
+        for index, each in enumerate(run.log.storages)
         if each.kind is Kind.PARAMETER or index in run.recording.nodes.saved_at_end
     )
 

@@ -55,7 +55,6 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
     hidden = insert_workspaces(ops, log.phases, log.tick, memory, collector.find_held())
     storages, renumbered = _build_storages(run, readers, hidden.moved)
     noted = (Assumption(topic="model", text=note) for note in run.notes)
-    assumed = dict.fromkeys((*assumptions(run, readers), *collector.assumptions(), *noted))
     profile = Profile.model_construct(
         fxmem_version=__version__,
         torch_version=torch.__version__,
@@ -87,7 +86,7 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
         recomputed_ops=tuple(RecomputedOp(op=op, read_bytes=nbytes) for op, nbytes in log.recomputed.items()),
         cudnns=collector.asked_cudnns(),
         saved_bytes=log.sum_bytes(run.recording.nodes.saved_at_end),
-        assumptions=tuple(assumed),
+        assumptions=tuple(dict.fromkeys((*assumptions(run, readers), *collector.assumptions(), *noted))),
         unknowns=(*unknowns(run), *collector.unknowns()),
     )
     nodes = _build_nodes(run, profile, storages, renumbered)
@@ -254,8 +253,7 @@ def _find_first_readers(run: FinishedRun) -> dict[int, int]:
     positions = {node: position for position, node in enumerate(run.nodes)}
     for node, position in positions.items():
         if node.op == "call_module":
-            module = run.model.get_submodule(str(node.target))
-            held = torch_modules.all_tensors(module)
+            held = torch_modules.all_tensors(run.model.get_submodule(str(node.target)))
             read = [log.note_storage(part) for tensor in held for part in torch_wrappers.parts(tensor)]
             read = read or dropped.get(str(node.target), [])
         elif node.op in ("get_attr", "placeholder"):

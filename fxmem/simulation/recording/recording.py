@@ -323,8 +323,7 @@ class Recording(Observer):
         self.tracer: Any = self.compilation.make_tracer(root)
         self.engine = AutogradEngine(self.nodes, self, self.compilation.streams, on_card=self.target.device == "cuda")
         world = self.collectives.world
-        place = (0, 1) if world is None else (world.rank, world.size)
-        self.subject.values.routing.begin(place, self._find_router)
+        self.subject.values.routing.begin((0, 1) if world is None else (world.rank, world.size), self._find_router)
         self.compilation.attach()
 
     def _find_router(self) -> str | None:
@@ -350,9 +349,7 @@ class Recording(Observer):
         One where something that it allocated is still alive. TorchScript runs a function unchanged first, then as it is
         optimized for what came; what comes otherwise is a function of its own to it.
         """
-        if self.ran_scripted:
-            return 2
-        return int(any(self.log.storages[index].birth > 0 for index in self.log.alive()))
+        return 2 if self.ran_scripted else int(any(self.log.storages[index].birth > 0 for index in self.log.alive()))
 
     # --- what the program runs inside ---------------------------------------------------------------------------------
 

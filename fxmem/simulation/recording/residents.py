@@ -347,8 +347,7 @@ class _Search:
     def _open_elements(self, path: str, base: Any, values: Any, kind: Kind | None) -> None:
         if base.__len__(values) >= _LONG and issubclass(type(next(base.__iter__(values))), _ATOMS):
             return
-        most = deque.maxlen.__get__(values) if base is deque else None
-        self._note_bounds(path, base.__len__(values), most)
+        self._note_bounds(path, base.__len__(values), deque.maxlen.__get__(values) if base is deque else None)
         names = getattr(type(values), "_fields", ())
         for position, each in enumerate(list(base.__iter__(values))):
             inner = f".{names[position]}" if position < len(names) else f"[{position}]"
@@ -357,8 +356,7 @@ class _Search:
     def _open(self, path: str, value: Any, kind: Kind | None) -> None:
         """Look into an object later: its attributes, what a function closes over, what an iterator goes through."""
         if issubclass(type(value), torch.nn.Module):
-            own = (*torch_modules.own_tensors(value), *torch_modules.own_modules(value).items())
-            for name, each in own:
+            for name, each in (*torch_modules.own_tensors(value), *torch_modules.own_modules(value).items()):
                 self._wait(f"{path}.{name}".lstrip("."), each, Kind.BUFFER if isinstance(each, torch.Tensor) else kind)
         elif issubclass(type(value), torch.optim.Optimizer):
             kind = Kind.OPTIMIZER_STATE

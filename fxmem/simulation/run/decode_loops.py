@@ -249,8 +249,7 @@ class _Loop:
         ops = self._log.ops[first:]
         flops = None if any(op.flops is None for op in ops) else sum(op.flops or 0 for op in ops)
         moved = sum(op.moved_bytes for op in ops)
-        step = self._steps.add(self._number, events, tuple(op.name for op in ops), flops, moved)
-        self._compare(step)
+        self._compare(self._steps.add(self._number, events, tuple(op.name for op in ops), flops, moved))
         state = self._states[self._number] = LoopState(frame, self._find_place)
         try:
             even = self._steps.find_even(self._compared) or self._look_ahead(state)

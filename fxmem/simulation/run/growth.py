@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import IN_CYCLES, Growth
 from fxmem.records.profile import SourceLine
-from fxmem.records.units import GROWING, OF_GRAPH, STEPS, package_path
+from fxmem.records.units import GROWING, OF_GRAPH, STEPS, group, package_path
 from fxmem.simulation.card.block_trace import BlockTrace
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.code.round_rule import Owner, find_names, split_path
@@ -236,9 +236,7 @@ class GrowthLog:
             sizes: how often each number of bytes was allocated.
             forward_sizes: the same before the first backward: gradients are as large whatever the batch. None: of all.
         """
-        owned: dict[str, list[int]] = {}
-        for index in self._log.alive():
-            owned.setdefault(_find_owner(self._log.storages[index]), []).append(index)
+        owned = group((_find_owner(self._log.storages[index]), index) for index in self._log.alive())
         rises, series, nothing, held = self._rises, self._series, _Held(0, 0, 0), dict[str, _Held]()
         self._rises, self._series = {}, {}
         for owner, storages in owned.items():
@@ -360,8 +358,7 @@ class GrowthLog:
             is_graphs = is_saved or grown.holder.endswith(".grad")
             found |= {"holder": IN_CYCLES if self._cycles_stay else "", "kept_at": ""}
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
-        counted = Counter((path.partition("[")[0], owner) for path, owner in held_at)
-        ((path, owner), _) = counted.most_common(1)[0]
+        ((path, owner), _) = Counter((path.partition("[")[0], owner) for path, owner in held_at).most_common(1)[0]
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         kept_at = find_keeping_line(path, self._files, {each.file for each in code.meant})
@@ -373,9 +370,7 @@ class GrowthLog:
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
-        if self.nbytes == 0:
-            return ()
-        return self._find_all()
+        return () if self.nbytes == 0 else self._find_all()
 
     def _find_all(self) -> tuple[Growth, ...]:
         rounds, found = len(self._alive), list[Growth]()

@@ -310,8 +310,7 @@ def choose_batches(epoch: Epoch) -> list[int]:
         return []
     by_size = sorted(range(len(epoch.shapes)), key=lambda number: (count_elements(epoch.shapes[number]), number))
     last = len(by_size) - 1
-    chosen = [by_size[last], by_size[0], by_size[last // 3], by_size[2 * last // 3], last]
-    return [*dict.fromkeys(chosen)]
+    return [*dict.fromkeys([by_size[last], by_size[0], by_size[last // 3], by_size[2 * last // 3], last])]
 
 
 def _are_alike(one: LoaderPass, other: LoaderPass) -> bool:

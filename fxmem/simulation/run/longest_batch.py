@@ -12,15 +12,7 @@ from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import Collector, CpuCollector, Signature
 from fxmem.memory.allocator import AllocatorSettings, read_settings
 from fxmem.memory.allocator_acts import Act
-from fxmem.memory.lengths import (
-    BlockRequest,
-    Features,
-    Lengths,
-    LengthsUnproved,
-    LongRun,
-    StepForms,
-    replay_lengths,
-)
+from fxmem.memory.lengths import BlockRequest, Features, Lengths, LengthsUnproved, LongRun, StepForms, replay_lengths
 from fxmem.records.parts import LengthChange, LongestBatch
 from fxmem.records.profile import Target
 from fxmem.simulation.kernels.kernel_settings import ask_workspaces
@@ -73,8 +65,7 @@ def find_longest(recorded: RecordedLengths) -> LongestBatch | None:
     """The batch that decides, and a long run; None where all batches have the same lengths."""
     shapes, handed = recorded.epoch.shapes, recorded.handed
     if not shapes:
-        varies = len(set(handed)) > 1
-        return _unread(recorded.epoch, handed) if varies else None
+        return _unread(recorded.epoch, handed) if len(set(handed)) > 1 else None
     if not recorded.epoch.varies:
         return None
     largest = max(range(len(shapes)), key=lambda number: (count_elements(shapes[number]), -number))

@@ -68,8 +68,7 @@ class LoopState:
         """Numbers beyond which steps may be others."""
         self._place = place
         self._seen: set[int] = set()
-        local = variables(frame)
-        for name, value in local.items():
+        for name, value in variables(frame).items():
             self._walk(value, name, frame, name)
 
     def forget_tensors(self, before: LoopState | None) -> None:

@@ -61,8 +61,7 @@ class OwnerNames:
             node = log.storages[index].node
             if node is not None and node >= 0:
                 log.storages[index].holder = tracer.describe_node(node)
-        nodes = zip(tracer.nodes, tracer.sources, strict=False)
-        return [node.meta.get(CALLED_FROM, source) for node, source in nodes]
+        return [node.meta.get(CALLED_FROM, source) for node, source in zip(tracer.nodes, tracer.sources, strict=False)]
 
     @property
     def places(self) -> Places:

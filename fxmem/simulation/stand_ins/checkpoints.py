@@ -168,8 +168,7 @@ def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file:
     """Write the format of safetensors (its README, "Format"), with zeros where no value is known."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     at = 0
-    ordered = sorted(tensors.items(), key=lambda item: (-list(_SAFETENSORS).index(item[1].dtype), item[0]))
-    for name, tensor in ordered:
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-list(_SAFETENSORS).index(item[1].dtype), item[0])):
         end = at + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end

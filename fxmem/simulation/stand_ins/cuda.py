@@ -92,8 +92,7 @@ class CardTensorType(type):
         if isinstance(first, torch.Tensor):
             return first.to("cuda", cls.dtype)
         if isinstance(first, (int, torch.Size)) or not arguments:
-            size = first if isinstance(first, torch.Size) else arguments
-            return torch.empty(size, dtype=cls.dtype, device="cuda")
+            return torch.empty(first if isinstance(first, torch.Size) else arguments, dtype=cls.dtype, device="cuda")
         return torch.tensor(first, dtype=cls.dtype, device="cuda")
 
     def __instancecheck__(cls, value: object) -> bool:

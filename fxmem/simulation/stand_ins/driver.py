@@ -81,7 +81,10 @@ class NvmlLibrary:
             **{f"DeviceGet{name}": _write(0) for name in _ZEROS.split()},
             **{
                 f"DeviceGet{kind}RunningProcesses{version}": list_processes
-                for kind, list_processes in (("Compute", self._list_processes), ("Graphics", _list_nothing))
+                for kind, list_processes in (
+                    ("Compute", self._list_processes),
+                    ("Graphics", lambda *of: _write(0)(of[1])),
+                )
                 for version in ("", "_v2", "_v3")
             },
         }
@@ -98,10 +101,6 @@ class NvmlLibrary:
         if used and has_room:
             infos[0].pid, infos[0].usedGpuMemory = os.getpid(), used
         return _INSUFFICIENT_SIZE if used and not has_room else _SUCCESS
-
-
-def _list_nothing(device: Any, count: Any, infos: Any) -> int:
-    return _write(0)(count)
 
 
 def _target(pointer: Any) -> Any:

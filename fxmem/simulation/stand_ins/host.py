@@ -202,8 +202,7 @@ def loader_patches(border: Border, *, on_card: bool) -> torch_common.Patches:
         return
 
     def run_on_host(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loading = torch_common.replace(border, "loading", True)
-        with loading, torch_common.no_modes(), torch_common.pause_observers():
+        with torch_common.replace(border, "loading", True), torch_common.no_modes(), torch_common.pause_observers():
             return original(*args, **kwargs)
 
     def next_batch(original: Callable[..., Any], loader: Any) -> Any:

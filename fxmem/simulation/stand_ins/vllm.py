@@ -103,8 +103,7 @@ class Engines:
     @contextlib.contextmanager
     def running(self, module: nn.Module | None = None, phase: Phase = Phase.ROLLOUT) -> Iterator[None]:
         """An engine works inside; without a module it starts, which is no part of the program's graph."""
-        tracer = self._recording.tracer
-        around = tracer.write_nothing() if module is None else self._generating(module, phase)
+        around = self._recording.tracer.write_nothing() if module is None else self._generating(module, phase)
         with around, torch.no_grad():
             yield
 
@@ -310,8 +309,7 @@ class _LLM:
         self._module(torch.empty(1, tokens, dtype=torch.int64, device="cuda"))
 
     def _pool(self, tag: str) -> contextlib.AbstractContextManager[None]:
-        has_pools = self._settings.can_sleep
-        return self._engines.pool(_TAGS.index(tag)) if has_pools else contextlib.nullcontext()
+        return self._engines.pool(_TAGS.index(tag)) if self._settings.can_sleep else contextlib.nullcontext()
 
     # --- sleep --------------------------------------------------------------------------------------------------------
 

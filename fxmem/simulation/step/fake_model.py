@@ -293,9 +293,7 @@ class _CopyFakes(TorchFunctionMode):
         self._memo = memo
         self._device = device
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor = args[0]

@@ -110,8 +110,7 @@ class Rebinder:
         moved = {name: new for name, value in named.items() if (new := self._value(value)) is not value}
         keywords = {name: self._value(value) for name, value in (function.__kwdefaults__ or {}).items()}
         before = (*contents, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        same = all(a is b for a, b in zip(before, (*values, *defaults, *keywords.values()), strict=True))
-        if same and not moved:
+        if all(a is b for a, b in zip(before, (*values, *defaults, *keywords.values()), strict=True)) and not moved:
             return function
         closure = tuple(
             cell if new is old else types.CellType(new) for cell, old, new in zip(cells, contents, values, strict=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from fxmem.memory.figures import find_place
 from fxmem.memory.findings import Finding, register
-from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
+from fxmem.records.profile import Kind, Phase, Profile, Timeline
+from fxmem.records.units import group
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -15,10 +16,8 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if not has_backward:
         return
     gradients = {each.name for each in profile.storages if each.kind is Kind.GRADIENT}
-    by_node: dict[int | None, list[Storage]] = {}
-    for storage in profile.storages:
-        if storage.kind is Kind.PARAMETER and not storage.is_frozen:
-            by_node.setdefault(storage.node, []).append(storage)
+    weights = (each for each in profile.storages if each.kind is Kind.PARAMETER and not each.is_frozen)
+    by_node = group((each.node, each) for each in weights)
     last = max(has_backward)
     found: dict[str, tuple[int, int]] = {}
     for region in profile.recomputed:

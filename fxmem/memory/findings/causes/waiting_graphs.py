@@ -70,8 +70,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 def _find_call(profile: Profile, node: int) -> str:
     """The line of the outermost call of a model that has a node; the node's own where there is none."""
-    calls = (each.source for each in find_outermost(profile) if each.first_node <= node < each.last_node)
-    source = next(calls, None)
+    source = next((each.source for each in find_outermost(profile) if each.first_node <= node < each.last_node), None)
     return find_place(profile, node) if source is None else source.place
 
 

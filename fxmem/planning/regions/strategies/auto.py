@@ -1,7 +1,5 @@
 """The cheapest of the others that keeps the budget."""
 
-from __future__ import annotations
-
 from fxmem.planning.regions.strategies import register
 from fxmem.records.units import Application
 

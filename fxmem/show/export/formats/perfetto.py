@@ -63,8 +63,7 @@ def _slices(profile: Profile) -> Iterator[dict[str, Any]]:
         for index in range(span.first_op, span.last_op):
             op = profile.ops[index]
             now = op.begin + index
-            node = profile.nodes[op.node]
-            way: list[Key] = [("module", path) for path in enclosing_modules(node)]
+            way: list[Key] = [("module", path) for path in enclosing_modules(profile.nodes[op.node])]
             way += [("node", op.node), ("operator", index)]
             same = takewhile(lambda pair: pair[0] == pair[1][0], zip(way, opened, strict=False))
             close(len(list(same)), now)

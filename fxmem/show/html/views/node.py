@@ -31,8 +31,7 @@ def view(node: Node) -> str:
         ("Live", exact_bytes(node.live_bytes.max), "most bytes alive while it runs"),
     ]
     columns = [TableColumn("Memory", is_head=True), *numbers("Bytes"), TableColumn("What")]
-    table = make_table("Memory", columns, figures)
-    return fragment(Section(facts=rows), Section(table))
+    return fragment(Section(facts=rows), Section(make_table("Memory", columns, figures)))
 
 
 VIEWS.register("node", view)

@@ -357,10 +357,6 @@ def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: Atten
     return None if aligned else f"a storage offset is no multiple of {alignment}"
 
 
-def _efficient_dtypes(settings: AttentionSettings) -> Sequence[torch.dtype]:
-    return *_low_precision(settings), torch.float32
-
-
 # cuDNN attention.
 
 
@@ -454,7 +450,7 @@ _RULES: Final[dict[SDPBackend, tuple[Rule, ...]]] = {
         _check_nonzero_sequence_lengths,
         _check_last_dim_stride(ignore_singleton_dim=False),
         _check_batch_and_heads(supports_gqa=lambda settings: settings.torch_version >= (2, 14)),
-        _check_dtype(_efficient_dtypes),
+        _check_dtype(lambda settings: (*_low_precision(settings), torch.float32)),
     ),
     CUDNN: (
         _check_cudnn_version,

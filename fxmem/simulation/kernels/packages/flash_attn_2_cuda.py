@@ -56,8 +56,7 @@ def _is_grouped(call: Call, k: Tensor, queries: int) -> bool:
     """Whether the heads of a group are taken as its queries: one token of each sequence, for which causal is no mask,
     no other mask, and no dropout."""
     has_mask = call.left >= 0 or call.right >= 0 or call.alibi_slopes is not None
-    drops = getattr(call, "p_dropout", 0)
-    return queries == 1 and call.q.shape[-2] > k.shape[-2] and not has_mask and not drops
+    return queries == 1 and call.q.shape[-2] > k.shape[-2] and not has_mask and not getattr(call, "p_dropout", 0)
 
 
 def _scores(call: Call, batch: int, heads: int, queries: int, keys: int) -> tuple[int, ...]:

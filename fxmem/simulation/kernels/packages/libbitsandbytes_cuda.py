@@ -40,8 +40,7 @@ def _call_rows(kernels: Any) -> torch_common.Patches:
     }
     yield torch_common.replace_all((kernels, name, value) for name, value in stand_ins.items())
     for name in ("str2optimizer32bit", "str2optimizer8bit_blockwise"):
-        table = dict.fromkeys(getattr(kernels, name), (library.update_states,) * 3)
-        yield torch_common.replace(kernels, name, table)
+        yield torch_common.replace(kernels, name, dict.fromkeys(getattr(kernels, name), (library.update_states,) * 3))
 
 
 def _give_rows(functional: Any) -> torch_common.Patches:

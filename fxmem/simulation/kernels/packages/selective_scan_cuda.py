@@ -35,8 +35,7 @@ def fwd(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any, z: Te
     """The result before `z`, the states `(B, D, chunks of L, 2 N)` in A's dtype, the result."""
     gated = [] if z is None else [torch.empty_like(z)]
     out = torch.empty_like(delta)
-    states = A.new_empty((*u.shape[:2], -(-u.shape[2] // _CHUNK), 2 * A.shape[1]))
-    return [out, states, *gated]
+    return [out, A.new_empty((*u.shape[:2], -(-u.shape[2] // _CHUNK), 2 * A.shape[1])), *gated]
 
 
 @kernel(_SOURCE, takes="u delta A B C D z delta_bias dout x out dz delta_softplus recompute_out_z")

@@ -18,8 +18,7 @@ class Entry:
     """
 
     def __init__(self, name: str, folder: Any, place: str) -> None:
-        is_bytes = isinstance(folder, bytes)
-        self.name: Any = os.fsencode(name) if is_bytes else name
+        self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
         self.path: Any = os.path.join(folder, self.name)
         self._place = place
 

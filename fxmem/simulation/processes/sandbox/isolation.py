@@ -181,8 +181,7 @@ class Isolation:
         if self.redirect is not None:
             yield from self.redirect.patches()
             if not self.redirect.is_guarded and sys.platform == "linux":
-                start = functools.partial(_start_guarded, self.network)
-                yield torch_common.wrap(subprocess.Popen, "__init__", start)
+                yield torch_common.wrap(subprocess.Popen, "__init__", functools.partial(_start_guarded, self.network))
                 yield torch_common.wrap(os, "system", _call_shell)
         if self.in_overlay:
             # What works on a plain file system and not on an ordinary user's overlay.

@@ -90,8 +90,7 @@ def read_mounts() -> dict[str, tuple[str, bool]]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             words = line.split(" ")
-            kind = words[words.index("-") + 1]
-            found[_unescape(words[4])] = kind, "ro" in words[5].split(",")
+            found[_unescape(words[4])] = words[words.index("-") + 1], "ro" in words[5].split(",")
     return found
 
 

@@ -392,8 +392,7 @@ def _go_apart(isolation: Isolation, layers: list[str] | None, tried: Sequence[st
     isolation.has_begun, given, redirect = True, dict[int, str](), isolation.redirect
     if sys.platform == "linux":
         kept = (*ours, isolation.outside, isolation.received)
-        writes = layers is None and redirect is None
-        given = find_descriptors(kept, writes=writes, sends=isolation.network)
+        given = find_descriptors(kept, writes=layers is None and redirect is None, sends=isolation.network)
     if current_backend().is_here:
         isolation.hold_network()
     if layers is not None:

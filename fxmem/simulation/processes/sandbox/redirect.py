@@ -68,8 +68,7 @@ class Redirect:
 
     def written(self) -> Written:
         """Place and path of each file that was written."""
-        files = walk_files(self.folder, "/")
-        return (each for each in files if not each[0].startswith(self._temporary + "/"))
+        return (each for each in walk_files(self.folder, "/") if not each[0].startswith(self._temporary + "/"))
 
     def make_temporary(self) -> str:
         """Make a folder for temporary files, which are not redirected: compilers read them where they are."""

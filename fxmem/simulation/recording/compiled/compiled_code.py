@@ -136,8 +136,7 @@ class CompiledCode(EagerCode):
             self._random_state = self._random_state or kernels.make_random_state()
             with self.recording.log.streams.graph_pool():
                 tensors = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and i not in static]
-                moving = [i for i in tensors if not kernels.is_in_graph_pool(inputs[i])]
-                kernels.copy_inputs(inputs, moving)
+                kernels.copy_inputs(inputs, [i for i in tensors if not kernels.is_in_graph_pool(inputs[i])])
                 return model(inputs)
 
         return run
@@ -270,8 +269,7 @@ class CompiledOpRecorder(OpRecorder):  # type: ignore[no-untyped-call]
 @contextlib.contextmanager
 def differentiate_joint_graphs() -> Iterator[None]:
     """AOTAutograd's backward of a graph that it traces runs on an engine that nothing observes."""
-    engine = AutogradEngine(Observer())
-    with engine.route_backward(), torch_inductor.without_graph_task(lambda: None):
+    with AutogradEngine(Observer()).route_backward(), torch_inductor.without_graph_task(lambda: None):
         yield
 
 

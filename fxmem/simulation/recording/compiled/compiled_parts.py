@@ -69,8 +69,7 @@ class CompiledParts(CompiledCode):
         backends: dict[str, Callable[..., Any]] = {}  # of one, dynamo compiles blocks that are alike once
         for path, (chosen, in_place) in parts.items():
             backend = backends.setdefault(repr(chosen), functools.partial(self.compile, options=chosen))
-            part = model.get_submodule(path)
-            torch_dynamo.compile_part(part, backend, in_place=in_place, dynamic=settings.dynamic)
+            torch_dynamo.compile_part(model.get_submodule(path), backend, in_place=in_place, dynamic=settings.dynamic)
 
     # --- while the program runs ---------------------------------------------------------------------------------------
 

@@ -191,8 +191,7 @@ class KernelTracer:
         return index
 
     def _find_makers(self, value: Any) -> tuple[torch.fx.Node, ...]:
-        found = map(self._find_maker, torch_common.iterate_tensors(value))
-        return tuple(node for node in found if node is not None)
+        return tuple(node for node in map(self._find_maker, torch_common.iterate_tensors(value)) if node is not None)
 
     def _find_maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
         """Find the node that a tensor comes from; one of the root's own is written now."""

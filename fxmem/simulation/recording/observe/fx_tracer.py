@@ -355,9 +355,7 @@ class Listener(TorchFunctionMode):
         super().__init__()
         self._tracer = tracer
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._tracer.call_torch(func, args, kwargs or {})
 
 

@@ -20,8 +20,7 @@ Llama on plain meta tensors, where the whole analysis takes 2.4 s.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
+from fxmem.records.units import group
 from fxmem.simulation.asked.known_values import VALUE
 
 _PLAIN = frozenset({int, float, bool})
@@ -232,7 +232,8 @@ def describe_mismatch(func: Any) -> str:
 def _describe_outputs(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output] | None:
     """How to make each output, up to the first that cannot be made; None if two arguments are or share what an output
     is, so that it might be either's."""
-    arguments, storages = _positions(map(id, tensors)), _positions(map(torch_common.storage_key, tensors))
+    arguments = group((id(each), position) for position, each in enumerate(tensors))
+    storages = group((torch_common.storage_key(each), position) for position, each in enumerate(tensors))
     described: list[_Output] = []
     taken: set[int] = set()
     for output in outputs:
@@ -258,13 +259,6 @@ def _describe_outputs(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_
             taken.add(storage)
             described.append(FreshOutput(shape, stride, *kind, output.untyped_storage().nbytes()))
     return described
-
-
-def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
-    for position, key in enumerate(keys):
-        found[key].append(position)
-    return found
 
 
 def _is_alike(a: Any, b: Any) -> bool:

@@ -132,9 +132,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if route is not None:
             self._run_op = functools.partial(route, self, self._record)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, torch_common.HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs or {})
         return self._run_op(func, types, args, kwargs or {}, sys._getframe(1))

@@ -51,8 +51,7 @@ class AfterEpoch(RoundListener):
         if not self._loaders.is_after or self._operators is None:
             return False
         most = max(_MOST_OPERATORS, 4 * self._operators) + self._evaluations.whole_operators
-        seconds = _MOST_SECONDS + self._evaluations.whole_seconds
-        return operators > most or self._loaders.seconds_after > seconds
+        return operators > most or self._loaders.seconds_after > _MOST_SECONDS + self._evaluations.whole_seconds
 
     def begin_call(self, module: torch.nn.Module) -> None:
         """After the epoch it evaluates."""

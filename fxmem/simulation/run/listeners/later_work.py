@@ -74,8 +74,7 @@ class LaterWork(RoundListener):
                 later.append(each if at is None and not is_over else each.model_copy(update={"calls": ""}))
         known = {*self._ran, *(each.calls for each in later)}
         is_over |= self._evaluations.have_begun
-        following = (each for each in self._following if not is_over and each.calls not in known)
-        return {"schedules": (*later, *following)}
+        return {"schedules": (*later, *(each for each in self._following if not is_over and each.calls not in known))}
 
     def assume(self, run: ProgramRun, peak_bytes: int) -> Iterator[Assumption]:
         """That the steps between do not do it."""

@@ -1,7 +1,5 @@
 """Generation: a prefill and a few decode steps are recorded, and the others are made by arithmetic."""
 
-from __future__ import annotations
-
 from fxmem.simulation.step.generation.generation import Generation, GenerationRequest
 from fxmem.simulation.step.generation.recorded_generation import (
     AnyAnalysis,

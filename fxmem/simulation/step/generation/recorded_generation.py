@@ -53,8 +53,7 @@ class GenerationStep(ModelStep):
 
     def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
         """The loops of `generate` leave out steps."""
-        maker = torch_fakes.Maker(self.recording.fakes)
-        self._loops = DecodeLoops(self._log, self._trace, maker, jumps=self._jumps)
+        self._loops = DecodeLoops(self._log, self._trace, torch_fakes.Maker(self.recording.fakes), jumps=self._jumps)
         yield self._loops.patched()
 
     def run(self) -> None:
@@ -138,9 +137,7 @@ def _count_chunks(model: nn.Module, request: StepRequest, options: Mapping[str, 
     default = getattr(getattr(model, "generation_config", None), "prefill_chunk_size", None)
     size = options.get("prefill_chunk_size", default)
     ids = request.kwargs.get("input_ids", request.args[0] if request.args else None)
-    if size is None or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
-        return 1
-    return int(-(-ids.shape[1] // size))
+    return 1 if size is None or not isinstance(ids, torch.Tensor) or ids.dim() != 2 else int(-(-ids.shape[1] // size))
 
 
 # --- `fxmem.generate`: a model and a prompt in, a `Generation` out ----------------------------------------------------

@@ -1,7 +1,5 @@
 """What people give, read as they mean it: batches, optimizers, losses, and code that moves itself to a card."""
 
-from __future__ import annotations
-
 from fxmem.simulation.step.given.adapters import add_lora, quantize_weights
 from fxmem.simulation.step.given.batches import Batch, is_loader, read_batch
 from fxmem.simulation.step.given.losses import read_loss

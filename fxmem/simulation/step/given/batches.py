@@ -97,9 +97,7 @@ def _without_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
 def _split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping) and all(isinstance(key, str) for key in batch):
         return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return tuple(batch), {}
-    return (batch,), {}
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
 
 
 def fit_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:

@@ -96,9 +96,7 @@ def read_loss(loss: Any) -> Any:
         return _make(LOSSES[loss.lower()])
     if type(loss) in _MODULES:
         return _make(_MODULES[type(loss)], loss)
-    if loss in _FUNCTIONS:
-        return _make(_FUNCTIONS[loss])
-    return loss
+    return _make(_FUNCTIONS[loss]) if loss in _FUNCTIONS else loss
 
 
 def loss_assumption(loss: Any, labels: torch.Tensor | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,9 +39,7 @@ def ignore_moves() -> AbstractContextManager[None]:
 class _StayHome(TorchFunctionMode):
     """Takes a card out of the arguments of torch's functions."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return args[0]
@@ -121,8 +119,7 @@ def view_training_step(model: nn.Module) -> nn.Module:
             return kind.forward(self, *args, **kwargs)
         self.fxmem_inside = True
         try:
-            batch = args[0] if args else kwargs[first.name]
-            return step(self, batch, *numbers)
+            return step(self, args[0] if args else kwargs[first.name], *numbers)
         finally:
             self.fxmem_inside = False
 
@@ -140,9 +137,7 @@ def view_training_step(model: nn.Module) -> nn.Module:
 
 def view_source(source: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[[], nn.Module]:
     """`view_training_step` of a module, or of what a function builds."""
-    if isinstance(source, nn.Module):
-        return view_training_step(source)
-    return lambda: view_training_step(source())
+    return view_training_step(source) if isinstance(source, nn.Module) else lambda: view_training_step(source())
 
 
 def training_step_loss(out: Any) -> torch.Tensor:
@@ -204,8 +199,7 @@ def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepR
         request = dataclasses.replace(request, loss=training_step_loss)
         notes.append(f"{type(model).__name__}.training_step is run, and what it returns is the loss")
         if request.optimizer == "adamw" and hasattr(model, "configure_optimizers"):
-            optimizer = configured_optimizer(model)
-            request = dataclasses.replace(request, optimizer=optimizer)
+            request = dataclasses.replace(request, optimizer=configured_optimizer(model))
             notes.append("its configure_optimizers is used, as no other optimizer was named")
     if isinstance(request.optimizer, Optimizer):
         make, note = copy_optimizer(request.optimizer, model)
