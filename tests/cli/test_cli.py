@@ -236,7 +236,7 @@ MISTAKES = {
     "analyze own.py:build --input 2x3 --batch 4": (
         "--batch is for the default inputs; with --input, write the batch size there"
     ),
-    "analyze torchvision:alexnet --batch 0": "expected a batch size of at least 1, got 0",
+    "analyze torchvision:alexnet --batch 0": "expected --batch of at least 1, got 0",
     "analyze own.py:build --input 2x3 --set width": "expected KEY=VALUE",
     "analyze own.py:build --input 2x3 --set widht=3": "own.py:build has no setting 'widht'; closest: width",
     "analyze own.py:build --input 2x3 --optimizer admaw": (
