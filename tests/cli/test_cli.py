@@ -317,6 +317,13 @@ def test_a_step_is_run_and_held_against_its_prediction(capsys: Capture) -> None:
     assert [verdict.predicted.by_kind[kind] for kind in ("parameter", "optimizer_state")] == [64, 136]
 
 
+def test_what_is_frozen_is_frozen_in_the_real_run_too(capsys: Capture) -> None:
+    frozen = ["validate", "own.py:build", "--input", "2x3", "--freeze", "weight", "--quiet", "--json", "-"]
+    resident = json.loads(run(capsys, *frozen)[1])["measurement"]["resident_by_kind"]
+    # AdamW's two averages of the bias alone, 4 numbers of 4 bytes, and its step counter.
+    assert resident["optimizer_state"] == 36
+
+
 def test_an_interrupt_is_no_traceback(capsys: Capture) -> None:
     settings = ("--set", "in_features=3", "--set", "out_features=4", "--json", "report.json")
     assert fails(capsys, 128 + signal.SIGINT, *analyze(*settings, model="own.py:Interrupted")) == "interrupted"
