@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fxmem.cli.options import COMPILE, MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
-from fxmem.cli.output import check_output, write_json
+from fxmem.cli.output import check_output, write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import build_changed_module, build_step, read_program, replace, require_torch, step_request
@@ -53,6 +53,11 @@ ARGUMENTS = (
     ),
     *COMPILE,
     STEPS_OF_PROGRAM,
+    argument(
+        "--share",
+        metavar="FILE.json",
+        help="also write the figures, versions and settings for others: no code, no path, nothing is sent",
+    ),
     argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
     *PROGRAM,
 )
@@ -73,6 +78,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if program is None and options.compile is not None and (options.snapshot is not None or options.device != "cpu"):
         raise UsageError("expected --compile with --device cpu and no --snapshot: compiled steps are measured here")
     require_torch(options if program is None else None)
+    if options.share is not None:
+        from fxmem.cli.share import check_share
+
+        check_share(options)
     with Progress(options.quiet) as progress:
         progress("loading torch")
         found: tuple[Verdict | ProgramVerdict, Any] = (
@@ -80,13 +89,20 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             if program is None
             else (_validate_program(options, program, progress), ())
         )
-    return _write(options, found[0])
+    return _write(options, *found)
 
 
-def _write(options: argparse.Namespace, verdict: Verdict | ProgramVerdict) -> tuple[int, str]:
+def _write(options: argparse.Namespace, verdict: Verdict | ProgramVerdict, inputs: Any) -> tuple[int, str]:
     from fxmem.show.text.verdict import table
 
-    text = write_json(options, verdict.model_dump_json, lambda: table(verdict))
+    said = ""
+    if options.share is not None:
+        from fxmem.cli.share import describe, share
+
+        shared = share(options, verdict, inputs)
+        write_file(options, options.share, shared.model_dump_json(indent=2, exclude_none=True) + "\n")
+        said = describe(shared)
+    text = write_json(options, verdict.model_dump_json, lambda: table(verdict) + said)
     return 0 if verdict.within_tolerance else 4, text
 
 
