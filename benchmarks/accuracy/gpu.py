@@ -196,11 +196,11 @@ def _context(dry_run: bool) -> list[list[Any]]:
     import torch.nn.functional as F
     from torch import nn
 
-    from fxmem.validation.measure_cuda import used_bytes
+    from fxmem.validation.measure_cuda import nvidia_smi
 
     device = "cpu" if dry_run else "cuda"
-    before = None if dry_run else used_bytes()
-    rows: list[list[Any]] = [] if before is None else [["before", before, 0]]
+    said = "" if dry_run else nvidia_smi("memory.used") or ""
+    rows: list[list[Any]] = [["before", int(said) << 20, 0]] if said.isdigit() else []
 
     def note(after: str) -> None:
         if dry_run:

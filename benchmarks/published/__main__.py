@@ -12,15 +12,18 @@ import datetime
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import RESULTS
+from fxmem.errors import UsageError
+from fxmem.records.units import printable
 
 from . import results
 from .bounds import broken, tighten
 from .prediction import predict
 from .results import Row
+from .shared import read_shared
 from .tables import Case, read_cases
 from .traces import replay_all
 
@@ -30,10 +33,14 @@ SECONDS_BETWEEN_WRITES = 20.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; 4 if a bound is broken, else 0."""
+    """Run what the command line asks for; 4 if a bound is broken, 2 if a file that was sent in is bad, else 0."""
     options = _parse(arguments)
     warnings.simplefilter("ignore")  # what model code says to its own users
-    cases = [case for case in read_cases() if _is_chosen(case, options.only)]
+    try:
+        cases = [case for case in _read_all() if _is_chosen(case, options.only)]
+    except UsageError as error:
+        print(f"published: {printable(str(error))}", file=sys.stderr)
+        return 2
     if options.only:
         rows = [_print(_predict(case)) for case in cases]
         if options.add:
@@ -51,13 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 4 if worse else 0
 
 
+def _read_all() -> Iterator[Case]:
+    """Read the published cases, and those that were sent in."""
+    yield from (*read_cases(), *read_shared())
+
+
 def _is_chosen(case: Case, words: Sequence[str]) -> bool:
     text = f"{case.name} {case.source} {case.grade} {case.statistic}"
     return all(word in text for word in words)
 
 
 def _predict(case: Case) -> Row:
-    return Row(case, None, None) if case.not_run else Row.of(case, predict(case))
+    return Row.of_recorded(case) if case.not_run else Row.of(case, predict(case))
 
 
 def _run(cases: Sequence[Case], stem: Path, date: str, *, again: bool) -> list[Row]:
@@ -81,7 +93,7 @@ def _add(rows: Sequence[Row]) -> None:
     path = max(RESULTS.glob("published-20*.json"))
     about, kept = results.read_any(path)
     known = {row.case.name: row for row in rows}
-    whole = [known.get(case.name) or results.restore_named(case, kept) for case in read_cases()]
+    whole = [known.get(case.name) or results.restore_named(case, kept) for case in _read_all()]
     anew = sum(row.case.name not in kept for row in rows)
     if anew:
         about["added_rows"] = about.get("added_rows", 0) + anew
@@ -92,7 +104,7 @@ def _add(rows: Sequence[Row]) -> None:
 
 
 def _print(row: Row) -> Row:
-    found = row.refusal or row.case.not_run or f"{row.error_percent:+10.4f} %"
+    found = row.refusal or row.case.not_run if row.error_percent is None else f"{row.error_percent:+10.4f} %"
     print(f"{row.case.grade} {row.case.statistic[:5]} {found}  {row.case.name}", flush=True)
     return row
 

@@ -12,7 +12,7 @@ from unittest import mock
 import fxmem
 from fxmem.records.profile import Target
 
-from .steps import Peaks, Program, build_step
+from .steps import Peaks, Program, Typed, build_step
 from .tables import STATISTICS, Case
 
 
@@ -59,6 +59,9 @@ def _analyse(step: str, target: str | Target, settings: tuple[tuple[str, Any], .
     built = build_step(step, dict(settings))
     if isinstance(built, Program):
         return dict(_run_program(built.run, target, built.compile, built.ranks)[built.case])
+    if isinstance(built, Typed):
+        found = {statistic: getattr(built.analyze(target), f"{statistic}_bytes") for statistic in STATISTICS}
+        return {statistic: nbytes for statistic, nbytes in found.items() if nbytes is not None}  # the CPU has one
     # One step in a function, or one call in a script: what a step returns is gone before the next.
     options = {"keep_outputs": False, **built.options}
     peak = fxmem.analyze(built.model, built.inputs, target=target, **options).peak

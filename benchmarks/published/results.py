@@ -34,6 +34,9 @@ INTRODUCTION = (
     "builds its step in `benchmarks/published/steps`. `make published` then writes this page. The error of every",
     "row may only become smaller: the bound stands beside the figure, and a sample of the rows is predicted with",
     "every run of the tests.",
+    "",
+    "Rows of grade S were sent in: files of `fxmem validate --share` in `benchmarks/published/shared`, on a card or",
+    "on a CPU. Those of a public model are predicted anew, the others stand as they were recorded.",
 )
 """What the page begins with."""
 
@@ -46,6 +49,11 @@ class Row:
     predicted: int | None
     error_percent: float | None
     refusal: str = ""
+
+    @classmethod
+    def of_recorded(cls, case: Case) -> Row:
+        """Take the prediction that came with a figure, if one did."""
+        return cls(case, case.recorded, case.recorded and 100 * (case.recorded / case.nbytes - 1))
 
     @classmethod
     def of(cls, case: Case, prediction: Prediction) -> Row:
@@ -80,6 +88,7 @@ def fingerprint(case: Case) -> str:
         case.figure,
         case.unit,
         *map(dict, (case.settings, case.environment)),
+        *([case.recorded] if case.not_run and case.recorded is not None else []),
     )
     code = _hash([steps / "loops.py", steps / f"{case.step.partition('.')[0]}.py"]) if case.step else ""
     return json.dumps([*deciding, case.less, code])
@@ -284,7 +293,11 @@ def _table_lines(rows: Sequence[Row]) -> Iterator[str]:
     yield from _wrap(
         f"{_sentence(first.source)}. {first.card}, torch {first.torch}. Grade {first.grade}, {first.statistic}."
     )
-    for text in (first.note, f"Cause of the error: {first.cause}" if first.cause else ""):
+    for text in (
+        first.note,
+        first.not_run if first.grade == "S" else "",
+        f"Cause of the error: {first.cause}" if first.cause else "",
+    ):
         yield from _wrap(f"{_sentence(text)}.") if text else ()
     yield from ("", "| step | published | predicted | error |", "|---|---:|---:|---:|")
     for row in rows:

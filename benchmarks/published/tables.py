@@ -26,6 +26,7 @@ GRADES = {
     "A": "program, exact number and statistic are published",
     "B": "one thing is unknown or rounded",
     "C": "the publication contradicts itself",
+    "S": "measured by `fxmem validate --share`, and sent in by who ran it",
 }
 SHARED = (
     *("name", "source", "card", "target", "torch", "statistic", "unit", "grade", "step", "settings", "less"),
@@ -71,6 +72,8 @@ class Case:
     """The largest error allowed, in percent; None until the first prediction."""
     sample: bool
     """Whether the test suite predicts this case each time."""
+    recorded: int | None = None
+    """The prediction that stands beside a figure which others sent in, in bytes: what a case that is not run has."""
 
     @property
     def nbytes(self) -> float:

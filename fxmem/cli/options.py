@@ -44,7 +44,9 @@ INPUTS = grouped(
         "return a DataLoader; repeatable; default: what the model's family takes. A head of transformers that trains "
         "gets its labels, too, unless --loss is given",
     ),
-    argument("--batch", type=int, metavar="N", help=f"batch size of the default inputs (default {DEFAULT_BATCH})"),
+    argument(
+        "--batch", type=int, metavar="N", least=1, help=f"batch size of the default inputs (default {DEFAULT_BATCH})"
+    ),
     repeatable(
         "--set",
         metavar="KEY=VALUE",
@@ -265,10 +267,10 @@ def or_program(model: Argument) -> Argument:
 
 GENERATION = grouped(
     "a generation",
-    argument("--prompt", type=int, metavar="TOKENS", help=f"length of the prompt (default {DEFAULT_PROMPT})"),
-    argument("--new", type=int, default=512, metavar="TOKENS", help="new tokens of each sequence"),
+    argument("--prompt", type=int, least=1, metavar="TOKENS", help=f"length of the prompt (default {DEFAULT_PROMPT})"),
+    argument("--new", type=int, least=1, default=512, metavar="TOKENS", help="new tokens of each sequence"),
     argument("--cache", choices=CACHES, default=CACHES[0], dest="kv_cache", help="what keys and values are kept in"),
-    argument("--beams", type=int, default=1, metavar="N", help="beams of beam search"),
+    argument("--beams", type=int, least=1, default=1, metavar="N", help="beams of beam search"),
     flag("--sample", help="sample tokens rather than take the likeliest"),
 )
 """What transformers' `generate` is told."""
@@ -291,6 +293,8 @@ def or_generation(*arguments: Argument) -> tuple[Argument, ...]:
 
 SUBJECT = (or_program(MODEL_OR_REPORT), *or_generation(*ANALYSIS[1:]), STEPS_OF_PROGRAM, *PROGRAM)
 """Whatever may be asked about: a model's step or generation, a report of one, a program."""
+RUNNABLE = (or_program(MODEL), *SUBJECT[1:])
+"""The same without reports: what can run again."""
 
 OPEN = flag("--open", "open what was written, in the browser or what the system has for it")
 PLAN = argument(
@@ -308,7 +312,7 @@ OVERLAYS = (
 
 def drawing(max_boxes: str) -> Argument:
     """The argument of a drawn graph, with this help."""
-    return argument("--max-boxes", type=int, default=25, metavar="N", help=f"{max_boxes}; 25 are one screen")
+    return argument("--max-boxes", type=int, least=0, default=25, metavar="N", help=f"{max_boxes}; 25 are one screen")
 
 
 Forms = Mapping[str | None, Sequence[Argument]]
@@ -339,13 +343,19 @@ def text_output(document: str) -> tuple[Argument, ...]:
 def width(text: str = "table") -> Argument:
     """How wide the text for stdout is."""
     help = f"width of the {text} (default: the terminal's)"
-    return argument("--width", type=int, metavar="COLUMNS", help=help)._replace(variable="FXMEM_WIDTH")
+    return argument("--width", type=int, least=60, metavar="COLUMNS", help=help)._replace(variable="FXMEM_WIDTH")
 
 
 REPORT_OUTPUT = grouped(
     _OUTPUT,
     flag("--full", "everything: each count of the peak, its split, the largest tensors, what is assumed and unknown"),
-    argument("--depth", type=int, metavar="N", help="levels of the module tree to show (default: 2; with --full all)"),
+    argument(
+        "--depth",
+        type=int,
+        least=0,
+        metavar="N",
+        help="levels of the module tree to show (default: 2; with --full all)",
+    ),
     flag("--check", "refuse a target whose memory is not known, which no step can be said to fit"),
     *text_output("report"),
     argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"),

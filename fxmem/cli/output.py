@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 DRAWINGS = (".svg", ".png", ".pdf")
 """Endings of a drawing's file."""
-_NARROWEST = 60
-"""Columns that the table needs."""
 
 
 class TextLayout(TypedDict):
@@ -45,11 +43,6 @@ def layout(options: argparse.Namespace) -> TextLayout:
 
 def check_output(options: argparse.Namespace) -> None:
     """Refuse what cannot be written, before the work and not after it."""
-    width, depth = getattr(options, "width", None), getattr(options, "depth", None)
-    if width is not None and width < _NARROWEST:
-        raise UsageError(f"expected --width of at least {_NARROWEST} columns, got {width}")
-    if depth is not None and depth < 0:
-        raise UsageError(f"expected --depth of at least 0, got {depth}")
     if options.json is not None and options.json != "-":
         check_writable(options, "--json", options.json, ", or - for stdout")
         _check_is_json(options.json)

@@ -34,6 +34,8 @@ class Argument(NamedTuple):
     """The heading that it stands under in the help."""
     variable: str = ""
     """The environment variable that is its default; its end in small letters is the key in `[tool.fxmem]`."""
+    least: int | None = None
+    """The smallest number that it may be."""
 
     @property
     def dest(self) -> str:
@@ -58,10 +60,10 @@ class Argument(NamedTuple):
         return value not in (None, [], "") and value != self.find_default()
 
 
-def argument(*names: str, help: str, default: Any = None, **settings: Any) -> Argument:
+def argument(*names: str, help: str, default: Any = None, least: int | None = None, **settings: Any) -> Argument:
     """Declare an argument. A default other than None is named at the end of the help."""
     named = help if default is None else f"{help} (default {default})"
-    return Argument(names, {"help": named, "default": default, **settings})
+    return Argument(names, {"help": named, "default": default, **settings}, least=least)
 
 
 def flag(name: str, help: str) -> Argument:
@@ -87,6 +89,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         self._waiting: list[Argument] = []
+        self._bounded: list[Argument] = []
         self.examples: Sequence[str] = ()
         """Lines to paste, at the end of the help."""
         self.names_shared = True
@@ -100,6 +103,7 @@ class Parser(argparse.ArgumentParser):
         sixth of what `fxmem --help` takes.
         """
         self._waiting += arguments
+        self._bounded += [each for each in self._waiting if each.least is not None and each not in self._bounded]
         return self
 
     def _add_waiting(self) -> None:
@@ -116,7 +120,13 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does."""
         self._add_waiting()
-        return super().parse_known_args(args, namespace)
+        options, rest = super().parse_known_args(args, namespace)
+        for each in self._bounded:
+            value = getattr(options, each.dest, None)
+            if each.least is not None and value is not None and value < each.least:
+                unit = "" if each.settings["metavar"] == "N" else f" {each.settings['metavar'].lower()}"
+                raise UsageError(f"expected {each.names[-1]} of at least {each.least}{unit}, got {value}")
+        return options, rest
 
     def format_usage(self) -> str:
         """As argparse does."""

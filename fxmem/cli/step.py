@@ -8,7 +8,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from fxmem.cli.options import COMPILE, DEFAULT_BATCH, DEFAULT_PROMPT, GENERATION, LOOP, RANKS, SHARDING, STEP, TARGET
 from fxmem.cli.parser import Argument
@@ -299,14 +299,7 @@ def check_generation(options: argparse.Namespace) -> None:
         if each.is_given(options):
             said = "no part of a generation" if generates else "of a generation: add --mode generate"
             raise UsageError(f"expected no {each.names[0]} with --mode {options.mode}: it is {said}")
-    if not generates:
-        return
-    for name, value in (("--batch", options.batch), ("--prompt", options.prompt), ("--new", options.new)):
-        if value is not None and value < 1:
-            raise UsageError(f"expected {name} of at least 1, got {value}")
-    if options.beams < 1:
-        raise UsageError(f"expected --beams of at least 1, got {options.beams}")
-    if options.input and (options.batch is not None or options.prompt is not None):
+    if generates and options.input and (options.batch is not None or options.prompt is not None):
         raise UsageError("--batch and --prompt are for the default inputs; with --input, write the sizes there")
 
 
@@ -485,31 +478,24 @@ def build_step(
     return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
 
 
-def build_changed_module(options: argparse.Namespace, progress: Callable[[str], None], *, mode: Mode) -> BuiltModel:
-    """Build the model on meta, with what the options change about it."""
+def build_changed_module(
+    options: argparse.Namespace, progress: Callable[[str], None], *, mode: Mode, device: Literal["meta", "cpu"] = "meta"
+) -> BuiltModel:
+    """Build the model, with what the options change about it: frozen, quantised, with adapters; and notes on that."""
     from fxmem.cli.specs import build_model, parse_settings
+    from fxmem.simulation.step.given import add_lora, quantize_weights
 
     settings = parse_settings(options.settings)
     progress(f"building {options.model}")
-    built = build_model(
-        options.model, settings, mode=mode, weights_dtype=options.weights, channels_last=options.channels_last
-    )
-    notes = [*_freeze(built.module, options.freeze)]
-    module = adapt(built.module, options, notes)
-    return replace(built, module=module, notes=(*built.notes, *notes))
-
-
-def adapt(model: torch.nn.Module, options: argparse.Namespace, notes: list[str] | None = None) -> torch.nn.Module:
-    """Quantise the model's weights and add its adapters, where the options say so; notes go to `notes`."""
-    from fxmem.simulation.step.given import add_lora, quantize_weights
-
-    said = [] if notes is None else notes
+    shape: dict[str, Any] = {"weights_dtype": options.weights, "channels_last": options.channels_last}
+    built = build_model(options.model, settings, mode=mode, device=device, **shape)
+    module, notes = built.module, [*_freeze(built.module, options.freeze)]
     if options.quantize is not None:
-        said.append(quantize_weights(model, options.quantize))
+        notes.append(quantize_weights(module, options.quantize))
     if options.lora is not None:
-        model, note = add_lora(model, options.lora)
-        said.append(note)
-    return model
+        module, note = add_lora(module, options.lora)
+        notes.append(note)
+    return replace(built, module=module, notes=(*built.notes, *notes))
 
 
 def _freeze(model: torch.nn.Module, patterns: Iterable[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from fxmem.records.comparison import StepComparison
 from fxmem.records.fits import Baseline, Fits, ServeSize
 from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
+from fxmem.records.shared import SharedVerdict
 from fxmem.records.shortage import Explanation
 from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
 
@@ -44,6 +45,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "program_verdict": ProgramVerdict,
         "report": Report,
         "serving": ServeSize,
+        "shared_verdict": SharedVerdict,
         "target": Target,
         "timeline": Timeline,
         "verdict": Verdict,
@@ -96,15 +98,13 @@ def text(name: str) -> str:
     """
     if name not in RECORDS:
         raise UsageError(f"schema: expected one of {', '.join(RECORDS)}; got {name!r}")
-    record = RECORDS[name]
-    version = (
-        record.model_fields["schema_version"].default if "schema_version" in record.model_fields else SCHEMA_VERSION
-    )
+    field = RECORDS[name].model_fields.get("schema_version")
+    version = SCHEMA_VERSION if field is None else field.default
     schema = {
         "$schema": _Generator.schema_dialect,
         "$id": f"urn:fxmem:schema:{name}:{version}",
         "schema_version": version,
-        **describe(record),
+        **describe(RECORDS[name]),
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

@@ -36,10 +36,10 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from fxmem._torch import kernels as torch_kernels
-from fxmem._torch.common import optimizer_state, tree_leaves
+from fxmem._torch.common import optimizer_state, set_environment, tree_leaves
 from fxmem._torch.wrappers import parts
 from fxmem.errors import FxmemError, UsageError
-from fxmem.records.pause_gc import freeze_gc
+from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Kind, Phase
 from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.recording.error_advice import user_code_error
@@ -77,49 +77,59 @@ def measure_cpu(
         UsageError: fewer than two steps, or something on another device than the CPU.
         AnalysisError: the step raised; with the user's line.
     """
-    if steps < 2:
-        raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
-    check_on_cpu(model, request)
-    stepper = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
+    check_run(model, request, steps)
     with freeze_gc():
-        return _measure(model, request, stepper, steps, set_aside)
+        real = RealStep(model, request, "cpu", steps)
+        return _measure(real, model, request, set_aside)
 
 
-def _measure(
-    model: nn.Module, request: StepRequest, stepper: Optimizer | None, steps: int, set_aside: tuple[str, ...]
-) -> Measurement:
-    variables = LoopVariables() if request.keeps_outputs else None
-    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu", variables=variables)
+class RealStep:
+    """A step that is run for real, `steps` times, the last of which is measured."""
+
+    def __init__(self, model: nn.Module, request: StepRequest, device_type: str, steps: int) -> None:
+        self._model, self._request, self._steps = model, request, steps
+        self.optimizer = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
+        self.variables = LoopVariables() if request.keeps_outputs else None
+        known: dict[str, Any] = {"device_type": device_type, "variables": self.variables}
+        self.run = functools.partial(run_step, model, request, optimizer=self.optimizer, **known)
+
+    def warm_up(self) -> None:
+        """Run it until all but the last; without an optimizer, gradients are cleared after each."""
+        for _ in range(self._steps - 1):
+            self.run(mark=nowhere)
+            if self.optimizer is None and self._request.mode == "train" and self._request.zero_grad == "after-step":
+                self._model.zero_grad(set_to_none=self._request.set_to_none)
+
+
+def _measure(real: RealStep, model: nn.Module, request: StepRequest, set_aside: tuple[str, ...]) -> Measurement:
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
         # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So shapes are
         # those of one step more, after the measured one.
         with quiet_profiler(), torch_kernels.profiler() as earlier:
-            for _ in range(steps - 1):
-                step(mark=_nowhere)
-                if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
-                    model.zero_grad(set_to_none=request.set_to_none)
+            real.warm_up()
             for _ in range(request.accumulate - 1):
-                step(mark=_nowhere, optimizer=None)
+                real.run(mark=nowhere, optimizer=None)
             gc.collect()
-        resident = _resident_bytes(model, request, stepper, variables, read_events(earlier))
+        resident = resident_bytes(model, request, real.optimizer, real.variables, earlier=read_events(earlier))
         with without_garbage(), quiet_profiler(), torch_kernels.profiler() as profiled:
-            step(mark=_mark)
+            real.run(mark=mark)
         with quiet_profiler(), torch_kernels.profiler(record_shapes=True) as later:
-            step(mark=_nowhere)
+            real.run(mark=nowhere)
     except FxmemError:
         raise
     except Exception as error:
         raise user_code_error(error, "a real step on the CPU") from error
     events = fill_shapes(read_events(profiled), read_events(later))
-    return _measurement(type(model).__name__, describe(request, stepper), resident, events, set_aside)
+    return _measurement(type(model).__name__, describe(request, real.optimizer), resident, events, set_aside)
 
 
-def _nowhere(_: str) -> None:
+def nowhere(_: str) -> None:
     """For the parts of a step that is not measured."""
 
 
-def _mark(part: str) -> None:
+def mark(part: str) -> None:
+    """Write into the profiler's log that a part of the step begins, or that a round ends."""
     with record_function(MARK + part):
         pass
 
@@ -127,27 +137,16 @@ def _mark(part: str) -> None:
 @contextlib.contextmanager
 def without_garbage() -> Iterator[None]:
     """Collect garbage at the start; no collector frees what a plain step would keep."""
-    enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with pause_gc():
         yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager
 def quiet_profiler() -> Iterator[None]:
     """Keep Kineto from writing to stderr that it found no GPU."""
-    key = "KINETO_LOG_LEVEL"
-    before = os.environ.get(key)
-    os.environ.setdefault(key, "99")
-    try:
+    with set_environment({"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}):
         yield
-    finally:
-        if before is None:
-            del os.environ[key]
 
 
 def resident_bytes(
@@ -157,26 +156,16 @@ def resident_bytes(
     variables: LoopVariables | None = None,
     *,
     device_type: str = "cpu",
+    earlier: Sequence[ProfilerEvent] = (),
 ) -> dict[Kind, int]:
     """Bytes alive on a device between two steps, by kind. Each storage counts once, under the first kind that applies
     in the order of `Kind`.
 
     Buffers include other tensors that are attributes of a module, or of an object or in a container that is one, what
-    hooks and the loss close over, and globals that a forward names. Kinds with nothing are left out.
+    hooks and the loss close over, globals that a forward names, and all that the `earlier` steps have left: an average
+    that a hook keeps, a graph. Kinds with nothing are left out.
     """
-    found = _find_storages(model, request, optimizer, variables, device_type)
-    return {kind: sum(storages.values()) for kind, storages in found.items() if any(storages.values())}
-
-
-def _resident_bytes(
-    model: nn.Module,
-    request: StepRequest,
-    optimizer: Optimizer | None,
-    variables: LoopVariables | None,
-    earlier: Sequence[ProfilerEvent],
-) -> dict[Kind, int]:
-    """`resident_bytes`, and as buffers all that the steps before have left: an average that a hook keeps, a graph."""
-    storages = _find_storages(model, request, optimizer, variables, "cpu")
+    storages = _find_storages(model, request, optimizer, variables, device_type)
     sizes = {kind: sum(found.values()) for kind, found in storages.items() if any(found.values())}
     known = {address for found in storages.values() for address in found}
     left: dict[int, int] = {}
@@ -258,12 +247,14 @@ def _behind(function: Any) -> Iterator[torch.Tensor]:
             yield found
 
 
-def check_on_cpu(model: nn.Module, request: StepRequest) -> None:
-    """Refuse a step with a parameter, a buffer or an input outside the CPU.
+def check_run(model: nn.Module, request: StepRequest, steps: int) -> None:
+    """Refuse fewer than two steps, and a parameter, a buffer or an input outside the CPU.
 
     Raises:
-        UsageError: names the first that is not.
+        UsageError: names the first that is not there.
     """
+    if steps < 2:
+        raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
     named = [
         *model.named_parameters(),
         *model.named_buffers(),

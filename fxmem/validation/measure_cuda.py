@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import re
 import shutil
@@ -37,8 +36,8 @@ from fxmem.records.profile import Kind, MeasuredPhase, Phase, Step, Target
 from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.recording.error_advice import user_code_error
 from fxmem.simulation.step.request import StepRequest
-from fxmem.simulation.step.step import LoopVariables, describe, make_optimizer, run_step
-from fxmem.validation.measure_cpu import check_on_cpu, resident_bytes, without_garbage
+from fxmem.simulation.step.step import describe
+from fxmem.validation.measure_cpu import RealStep, check_run, resident_bytes, without_garbage
 
 _KINDS = ("requested", "allocated", "active", "reserved")
 
@@ -94,7 +93,7 @@ def card_machine() -> Machine:
         torch_version=torch.__version__,
         cuda_version=torch.version.cuda,
         cudnn_version=cudnn_version(),
-        driver_version=_driver_version(),
+        driver_version=nvidia_smi("driver_version"),
         capability=(found.major, found.minor),
         memory_bytes=found.total_memory,
         allocator_settings=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
@@ -108,20 +107,9 @@ def cudnn_version() -> str | None:
     return None if number is None else f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
-def _driver_version() -> str | None:
-    """What nvidia-smi says, for torch does not; None if it is not there or does not answer."""
-    return _nvidia_smi("driver_version")
-
-
-def used_bytes() -> int | None:
-    """In use on the first card by everybody, as nvidia-smi says; needs no context of this process. None if it is not
-    there or does not answer."""
-    said = _nvidia_smi("memory.used")
-    return int(said) << 20 if said is not None and said.isdigit() else None
-
-
-def _nvidia_smi(field: str) -> str | None:
-    """A field of the first card, as plain text without its unit."""
+def nvidia_smi(field: str) -> str | None:
+    """A field of the first card, as plain text without its unit, which torch does not say and which needs no context of
+    this process. None if the tool is not there or does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -136,31 +124,34 @@ def _nvidia_smi(field: str) -> str | None:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-class Meter:
-    """Reads the current card's allocator over parts of a program, each named when it ends.
-
-    For steps in phases, and for anything else: a single operator's forward and backward.
-    """
+class _Meter:
+    """Reads the current card's allocator over a step, phase by phase."""
 
     def __init__(self) -> None:
         self._log = AllocatorLog(torch.cuda.current_device())
-        self.peaks: dict[str, dict[str, int]] = {}
-        """By part: the largest `requested`, `allocated`, `active` and `reserved` bytes."""
-        self.events: dict[str, list[int]] = {}
-        """By part: signed requested bytes, in order."""
+        self._phase = Phase.FORWARD
+        self.peaks: dict[Phase, dict[str, int]] = {}
+        """The largest `requested`, `allocated`, `active` and `reserved` bytes."""
+        self.events: dict[Phase, list[int]] = {}
+        """Signed requested bytes, in order."""
 
-    def run(self, program: Callable[[Meter], None]) -> None:
-        """Measure `program`, which calls `end` where a part ends. Garbage is collected before, and not during it."""
+    def run(self, step: Callable[..., None]) -> None:
+        """Measure a step, which calls `mark` where a part begins. Garbage is collected before, and not during it."""
         with without_garbage():
             current_bytes("current")  # waits for the card
             with self._log.record():
                 torch.cuda.reset_peak_memory_stats()
-                program(self)
+                step(mark=self._mark)
+                self._end()
 
-    def end(self, part: str) -> None:
-        """What happened since the last call, or since the run began, was `part`."""
-        self.peaks[part] = current_bytes("peak")
-        self.events[part] = self._log.take()
+    def _mark(self, part: str) -> None:
+        if part in (Phase.BACKWARD, Phase.OPTIMIZER):
+            self._end()
+            self._phase = Phase(part)
+
+    def _end(self) -> None:
+        self.peaks[self._phase] = current_bytes("peak")
+        self.events[self._phase] = self._log.take()
         torch.cuda.reset_peak_memory_stats()
 
 
@@ -184,29 +175,22 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
         EnvironmentLacksError: no card.
         AnalysisError: the step raised; with the user's line.
     """
-    if steps < 2:
-        raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
+    check_run(model, request, steps)
     require_card()
-    check_on_cpu(model, request)
     drop_cublas_workspaces()
     torch.cuda.empty_cache()
     foreign = current_bytes("current")
     model = model.to("cuda")
     args, kwargs = _on_card((request.args, request.kwargs))
     request = dataclasses.replace(request, args=args, kwargs=kwargs)
-    stepper = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
-    variables = LoopVariables() if request.keeps_outputs else None
-    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cuda", variables=variables)
-    meter = Meter()
+    real = RealStep(model, request, "cuda", steps)
+    meter = _Meter()
     try:
-        for _ in range(steps - 1):
-            step(mark=lambda _: None)
-            if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
-                model.zero_grad(set_to_none=request.set_to_none)
+        real.warm_up()
         with without_garbage():
-            resident = resident_bytes(model, request, stepper, variables, device_type="cuda")
+            resident = resident_bytes(model, request, real.optimizer, real.variables, device_type="cuda")
             start = current_bytes("current")["requested"] - foreign["requested"]
-        meter.run(lambda meter: _in_phases(step, meter))
+        meter.run(real.run)
     except FxmemError:
         raise
     except Exception as error:
@@ -215,15 +199,15 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
     beside = total - free - torch.cuda.memory_reserved()
     return make_measurement(
         type(model).__name__,
-        describe(request, stepper),
+        describe(request, real.optimizer),
         card_machine(),
         CardReadings(
             resident=resident,
             start=start,
             end=current_bytes("current")["requested"] - foreign["requested"],
             foreign=foreign,
-            peaks={Phase(part): peaks for part, peaks in meter.peaks.items()},
-            events={Phase(part): sizes for part, sizes in meter.events.items()},
+            peaks=meter.peaks,
+            events=meter.events,
             beside=beside,
         ),
     )
@@ -240,19 +224,6 @@ def _on_card(tree: Any) -> Any:
         return moved[id(tensor)]
 
     return tree_map_only(torch.Tensor, move, tree)
-
-
-def _in_phases(step: Callable[..., None], meter: Meter) -> None:
-    """Run a step and end a part of the meter where each phase ends."""
-    running = [Phase.FORWARD]
-
-    def mark(part: str) -> None:
-        if part in (Phase.BACKWARD, Phase.OPTIMIZER):
-            meter.end(running[-1].value)
-            running.append(Phase(part))
-
-    step(mark=mark)
-    meter.end(running[-1].value)
 
 
 # --- the record -------------------------------------------------------------------------------------------------------

@@ -43,12 +43,11 @@ from fxmem.records.units import MeasuredDevice
 from fxmem.records.validation import MeasuredRound, ProgramMeasurement
 from fxmem.simulation.code.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.simulation.program import Launch, run_as_main
-from fxmem.validation.measure_cpu import cpu_machine, quiet_profiler
+from fxmem.validation.measure_cpu import cpu_machine, mark, nowhere, quiet_profiler
 from fxmem.validation.measure_cuda import card_machine, current_bytes
 from fxmem.validation.profiler_log import (
     BACKEND,
     LOADER,
-    MARK,
     WORKSPACE_KERNELS,
     WRAPPER_PRODUCTS,
     live_bytes,
@@ -252,13 +251,9 @@ def _run(program: Launch, rounds: _RealRounds) -> str:
 
 
 def _measure_on_cpu(program: Launch, steps: int, *, compiles: bool = False) -> ProgramMeasurement:
-    rounds = _RealRounds("cpu", steps, _mark_phase, _mark_round, compiles=compiles)
+    rounds = _RealRounds("cpu", steps, mark, functools.partial(mark, "round"), compiles=compiles)
     set_aside = (*_SET_ASIDE, *WRAPPER_PRODUCTS) if compiles else _SET_ASIDE
-    with (
-        _loaders_apart(),
-        quiet_profiler(),
-        torch_kernels.profiler() as profiled,
-    ):
+    with _loaders_apart(), quiet_profiler(), torch_kernels.profiler() as profiled:
         ending = _run(program, rounds)
     events, ends = read_rounds(profiled, apart=torch_distributed.is_initialized())
     scratch = scratch_events(events)
@@ -279,25 +274,17 @@ def _measure_on_cpu(program: Launch, steps: int, *, compiles: bool = False) -> P
             )
         )
     largest = max(range(rounds.has_setup, len(found)), key=lambda number: found[number].peak_bytes, default=None)
-    return ProgramMeasurement(
-        program=program.command,
-        machine=cpu_machine(),
-        ending=ending,
-        setup=found[0] if rounds.has_setup else None,
-        rounds=tuple(found[rounds.has_setup :]),
-        set_aside=set_aside,
-        scratch=() if largest is None else scratch_by_op(events, scratch, peaks[largest]),
-    )
+    by_op = () if largest is None else scratch_by_op(events, scratch, peaks[largest])
+    return _record(program, rounds, ending, found, machine=cpu_machine(), set_aside=set_aside, scratch=by_op)
 
 
-def _mark_phase(phase: Phase) -> None:
-    with record_function(MARK + phase.value):
-        pass
-
-
-def _mark_round() -> None:
-    with record_function(MARK + "round"):
-        pass
+def _record(
+    program: Launch, rounds: _RealRounds, ending: str, found: list[MeasuredRound], **more: Any
+) -> ProgramMeasurement:
+    """The measurement of a program; `found` are its rounds, after its set-up if it has one."""
+    before, after = found[: rounds.has_setup], found[rounds.has_setup :]
+    setup = before[0] if before else None
+    return ProgramMeasurement(program=program.command, ending=ending, setup=setup, rounds=tuple(after), **more)
 
 
 @contextlib.contextmanager
@@ -334,20 +321,10 @@ def measure_round() -> MeasuredRound:
 
 def _measure_on_card(program: Launch, steps: int, *, compiles: bool = False) -> ProgramMeasurement:
     found: list[MeasuredRound] = []
-
-    def end() -> None:
-        found.append(measure_round())
-
-    rounds = _RealRounds("cuda", steps, lambda phase: None, end, compiles=compiles)
+    rounds = _RealRounds("cuda", steps, nowhere, lambda: found.append(measure_round()), compiles=compiles)
     ending = _run(program, rounds)
-    return ProgramMeasurement(
-        program=program.command,
-        machine=card_machine(),
-        ending=ending,
-        setup=found[0] if rounds.has_setup else None,
-        rounds=tuple(found[rounds.has_setup :]),
-        notes=("a program that resets the allocator's peaks itself hides what came before, in that round",),
-    )
+    note = "a program that resets the allocator's peaks itself hides what came before, in that round"
+    return _record(program, rounds, ending, found, machine=card_machine(), notes=(note,))
 
 
 def main() -> None:

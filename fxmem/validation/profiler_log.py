@@ -84,31 +84,25 @@ def scratch_events(events: Sequence[ProfilerEvent]) -> dict[int, MeasuredCall]:
         call = event.call
         if call is not None and events[birth].call is call:
             scratch[birth] = scratch[index] = call
-    for birth, call in (*_kept_by_kernels(events, scratch), *_kept_by_backend(events)):
+    for birth, call in list(_kept(events, scratch)):
         scratch[birth] = call
         if birth in freed:
             scratch[freed[birth]] = call
     return dict(sorted(scratch.items()))
 
 
-def _kept_by_kernels(
-    events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall]
-) -> Iterator[tuple[int, MeasuredCall]]:
-    """What an operator with a workspace keeps after its call and does not return."""
+def _kept(events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall]) -> Iterator[tuple[int, MeasuredCall]]:
+    """What an operator with a workspace keeps after its call and does not return; and what a backend allocates,
+    whichever of its threads frees it."""
     made: Counter[MeasuredCall] = Counter()
     for index, event in enumerate(events):
         call = event.call
-        if event.nbytes > 0 and call is not None and call.name in _RESULTS_OF_KNOWN_SHAPE and index not in scratch:
+        if event.nbytes <= 0 or call is None:
+            continue
+        if call.name in _RESULTS_OF_KNOWN_SHAPE and index not in scratch:
             made[call] += 1
-            if made[call] > _RESULTS_OF_KNOWN_SHAPE[call.name]:
-                yield index, call
-
-
-def _kept_by_backend(events: Sequence[ProfilerEvent]) -> Iterator[tuple[int, MeasuredCall]]:
-    """What a backend allocates, whichever of its threads frees it."""
-    for index, event in enumerate(events):
-        if event.nbytes > 0 and event.call is not None and event.call.name == BACKEND:
-            yield index, event.call
+        if call.name == BACKEND or made[call] > _RESULTS_OF_KNOWN_SHAPE.get(call.name, 0):
+            yield index, call
 
 
 def live_bytes(resident: int, events: Sequence[ProfilerEvent], without: Mapping[int, MeasuredCall]) -> list[int]:
@@ -120,22 +114,14 @@ def live_bytes(resident: int, events: Sequence[ProfilerEvent], without: Mapping[
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """A mark where a round of a program ends."""
-
-
-_MARKS: Final[dict[str, Phase | RoundEnd]] = {
-    **{phase.value: phase for phase in Phase},
-    "loss": Phase.FORWARD,
-    "round": RoundEnd(),
-}
+_MARKS: Final[dict[str, Phase | None]] = {**{each.value: each for each in Phase}, "loss": Phase.FORWARD, "round": None}
+"""The phase that begins with a mark; None where a round of a program ends."""
 
 
 @pause_gc()
 def read_events(profiled: profile) -> list[ProfilerEvent]:
     """The memory events of a profile in order of time."""
-    return list(assign_phases(entry for entry in _read_log(profiled) if not isinstance(entry, RoundEnd)))
+    return read_rounds(profiled)[0]
 
 
 @pause_gc()
@@ -145,17 +131,13 @@ def read_rounds(profiled: profile, *, apart: bool = False) -> tuple[list[Profile
     With `apart`, threads without marks are those of a backend of torch.distributed.
     """
     log = _read_log(profiled, apart=apart)
-    events = list(assign_phases(entry for entry in log if not isinstance(entry, RoundEnd)))
-    ends, count = [], 0
-    for entry in log:
-        count += isinstance(entry, ProfilerEvent)
-        if isinstance(entry, RoundEnd):
-            ends.append(count)
-    return events, ends
+    counts = itertools.accumulate(int(isinstance(entry, ProfilerEvent)) for entry in log)
+    ends = [count for count, entry in zip(counts, log, strict=True) if entry is None]
+    return list(assign_phases(entry for entry in log if entry is not None)), ends
 
 
-def _read_log(profiled: profile, *, apart: bool = False) -> list[ProfilerEvent | Phase | RoundEnd]:
-    found: list[tuple[int, ProfilerEvent | Phase | RoundEnd]] = []
+def _read_log(profiled: profile, *, apart: bool = False) -> list[ProfilerEvent | Phase | None]:
+    found: list[tuple[int, ProfilerEvent | Phase | None]] = []
     pending: list[tuple[Any, MeasuredCall | None, tuple[str, ...]]] = [
         (root, None, ()) for root in torch_kernels.event_tree(profiled)
     ]

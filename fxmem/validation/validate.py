@@ -81,13 +81,14 @@ def validate(
         raise UsageError(f"expected no {name}: what is run is one step, by itself")
     request = read_request(inputs, **options)
     tell = progress or (lambda _: None)
-    if snapshot is not None:
-        if target is None:
-            raise UsageError("expected target, the card that the snapshot was made on, e.g. target='a100'")
+    if (snapshot is None) != (target is None):
+        raise UsageError(
+            "expected target, the card that the snapshot was made on (target='a100'), with one and with snapshot only: "
+            "a real run is predicted for the device that it is on"
+        )
+    if snapshot is not None and target is not None:
         request = dataclasses.replace(request, target=target)
         return validate_snapshot(build_module(model, tell), request, Path(snapshot), tolerance=tolerance, progress=tell)
-    if target is not None:
-        raise UsageError("expected target with snapshot only: a real run is predicted for the device that it is on")
     return validate_step(model, build_module(model, tell), request, device=device, tolerance=tolerance, progress=tell)
 
 
@@ -113,8 +114,9 @@ def validate_step(
     """
     if request.compile is not None and device != "cpu":
         raise UsageError("expected device cpu with compile: a compiled step is measured on the CPU alone")
-    given = model
-    model, request = understand(given, dataclasses.replace(request, target=_target(device)))
+    _check_device(device)
+    given, target = model, found_card() if device == "cuda" else device
+    model, request = understand(given, dataclasses.replace(request, target=target))
     if model is not given:
         source = view_source(source)
     if request.values == "real":  # what is made up is to be the same in the prediction and in the run
@@ -173,10 +175,9 @@ def validate_snapshot(
     return verdict(profile, timeline.peak, step.measurement, tolerance, step.frames)
 
 
-def _target(device: str) -> str | Target:
+def _check_device(device: str) -> None:
     if device not in ("cpu", "cuda"):
         raise UsageError(f"expected device='cpu' or 'cuda' (where a step can be measured), got {device!r}")
-    return found_card() if device == "cuda" else device
 
 
 # --- compare the prediction of a user's own program with a real run, by rounds ----------------------------------------
@@ -219,8 +220,7 @@ def validate_program(
         raise UsageError(f"expected steps of at least 1, got {steps}")
     if tolerance < 0:
         raise UsageError(f"expected a tolerance of 0 or more (0.03 is 3 %), got {tolerance}")
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"expected device='cpu' or 'cuda' (where a program can be measured), got {device!r}")
+    _check_device(device)
     if device == "cuda":
         require_card()
     started = find_started(Launch(program[0], tuple(program[1:]), is_module))

@@ -29,6 +29,7 @@ from fxmem.records.validation import (
 )
 
 _KNOWN_BEFORE_THE_STEP = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE)
+_OF_STEP = ("mode", "optimizer", "precision")
 _RESIDENTS_SHOWN = 10
 
 
@@ -145,14 +146,8 @@ def _segments(prediction: Profile, measurement: Measurement) -> tuple[ComparedSe
 
 
 def _check_same(prediction: Profile, measurement: Measurement) -> None:
-    mine, theirs = prediction.step, measurement.step
-    pairs = {
-        "device": (prediction.target.device, measurement.machine.device),
-        "mode": (mine.mode, theirs.mode),
-        "optimizer": (mine.optimizer, theirs.optimizer),
-        "precision": (mine.precision, theirs.precision),
-    }
-    for what, (predicted, measured) in pairs.items():
+    steps = [(each, getattr(prediction.step, each), getattr(measurement.step, each)) for each in _OF_STEP]
+    for what, predicted, measured in (("device", prediction.target.device, measurement.machine.device), *steps):
         if predicted != measured:
             raise UsageError(
                 f"expected a prediction and a measurement of the same step, but {what} is {predicted} in one and "
@@ -218,22 +213,13 @@ def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Q
     for storage in _residents(prediction):
         resident[storage.kind] += storage.nbytes
     if measurement.resident_sizes:
-        predicted, measured = resident.total(), measurement.resident_bytes
-        return (
-            ComparedShare(kinds=tuple(resident), predicted_bytes=predicted, measured_bytes=measured),
-            ComparedShare(kinds=(), predicted_bytes=peak.requested_bytes - predicted, measured_bytes=whole - measured),
-        )
-    shares = [
-        ComparedShare(
-            kinds=(kind,), predicted_bytes=resident[kind], measured_bytes=measurement.resident_by_kind.get(kind, 0)
-        )
-        for kind in _KNOWN_BEFORE_THE_STEP
-    ]
-    rest = tuple(kind for kind in Kind if kind not in _KNOWN_BEFORE_THE_STEP)
-    predicted = peak.requested_bytes - sum(share.predicted_bytes for share in shares)
-    shares.append(
-        ComparedShare(
-            kinds=rest, predicted_bytes=predicted, measured_bytes=whole - sum(share.measured_bytes for share in shares)
-        )
+        known = [(tuple(resident), resident.total(), measurement.resident_bytes)]
+    else:
+        by_kind = measurement.resident_by_kind
+        known = [((kind,), resident[kind], by_kind.get(kind, 0)) for kind in _KNOWN_BEFORE_THE_STEP]
+    rest = () if measurement.resident_sizes else tuple(kind for kind in Kind if kind not in _KNOWN_BEFORE_THE_STEP)
+    mine, theirs = (sum(figures) for figures in list(zip(*known, strict=True))[1:])
+    return tuple(
+        ComparedShare(kinds=kinds, predicted_bytes=predicted, measured_bytes=measured)
+        for kinds, predicted, measured in (*known, (rest, peak.requested_bytes - mine, whole - theirs))
     )
-    return tuple(shares)

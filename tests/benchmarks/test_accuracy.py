@@ -431,7 +431,7 @@ class PretendedCard:
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)
         monkeypatch.setattr(measure_cuda, "_on_card", lambda tree: tree)
         monkeypatch.setattr(measure_cuda, "resident_bytes", lambda *args, device_type: resident_bytes(*args))
-        monkeypatch.setattr(measure_cuda, "_nvidia_smi", lambda field: "5")
+        monkeypatch.setattr(measure_cuda, "nvidia_smi", lambda field: "5")
 
     def stats(self) -> dict[str, int]:
         self.looks += 1

@@ -173,6 +173,7 @@ def made_up(tmp_path: Path, two: list[Case], monkeypatch: pytest.MonkeyPatch) ->
         return Prediction(dict.fromkeys(("requested", "allocated", "reserved"), 3 << 20))
 
     monkeypatch.setattr(runner, "read_cases", lambda: iter(two))
+    monkeypatch.setattr(runner, "read_shared", lambda: iter(()))
     monkeypatch.setattr(runner, "predict", predict_and_count)
     monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(runner, "PAGE", tmp_path / "published.md")

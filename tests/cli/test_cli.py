@@ -236,7 +236,7 @@ MISTAKES = {
     "analyze own.py:build --input 2x3 --batch 4": (
         "--batch is for the default inputs; with --input, write the batch size there"
     ),
-    "analyze torchvision:alexnet --batch 0": "expected a batch size of at least 1, got 0",
+    "analyze torchvision:alexnet --batch 0": "expected --batch of at least 1, got 0",
     "analyze own.py:build --input 2x3 --set width": "expected KEY=VALUE",
     "analyze own.py:build --input 2x3 --set widht=3": "own.py:build has no setting 'widht'; closest: width",
     "analyze own.py:build --input 2x3 --optimizer admaw": (
@@ -315,6 +315,13 @@ def test_a_step_is_run_and_held_against_its_prediction(capsys: Capture) -> None:
     assert verdict.within_tolerance
     # 3 x 4 + 4 parameters of 4 bytes, and as many again twice for AdamW's averages with two 4-byte step counters.
     assert [verdict.predicted.by_kind[kind] for kind in ("parameter", "optimizer_state")] == [64, 136]
+
+
+def test_what_is_frozen_is_frozen_in_the_real_run_too(capsys: Capture) -> None:
+    frozen = ["validate", "own.py:build", "--input", "2x3", "--freeze", "weight", "--quiet", "--json", "-"]
+    resident = json.loads(run(capsys, *frozen)[1])["measurement"]["resident_by_kind"]
+    # AdamW's two averages of the bias alone, 4 numbers of 4 bytes, and its step counter.
+    assert resident["optimizer_state"] == 36
 
 
 def test_an_interrupt_is_no_traceback(capsys: Capture) -> None:

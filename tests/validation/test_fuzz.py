@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import itertools
 import os
@@ -22,7 +23,7 @@ from fxmem.records.pause_gc import freeze_gc
 from fxmem.simulation.code.round_rule import Enough
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation import measure_program
-from fxmem.validation.measure_cpu import measure_cpu, quiet_profiler
+from fxmem.validation.measure_cpu import mark, measure_cpu, quiet_profiler
 from fxmem.validation.profiler_log import live_bytes, read_rounds, scratch_events
 from tests.random_models import BATCH, BINARY, UNARY, WIDTH, RandomModel
 from tests.random_programs import WIDER_BINARY, WIDER_UNARY, Loop, WiderModel
@@ -105,7 +106,7 @@ def random_loop(seed: int) -> str:
 
 def measured_rounds(loop: Loop) -> list[int]:
     """The most bytes alive in each step of a loop that runs for real, scratch aside."""
-    rounds = measure_program._RealRounds("cpu", _STEPS, measure_program._mark_phase, measure_program._mark_round)
+    rounds = measure_program._RealRounds("cpu", _STEPS, mark, functools.partial(mark, "round"))
     gc.collect()  # a free of what was there before would count
     with (
         freeze_gc(),

@@ -121,23 +121,23 @@ def test_the_machine_is_described_by_what_moves_its_memory(monkeypatch: pytest.M
 
 def test_a_driver_that_does_not_say_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring_cuda.shutil, "which", lambda _: None)
-    assert measuring_cuda._driver_version() is None
+    assert measuring_cuda.nvidia_smi("driver_version") is None
 
     def fails(*_: Any, **__: Any) -> None:
         raise subprocess.TimeoutExpired("nvidia-smi", 20)
 
     monkeypatch.setattr(measuring_cuda.shutil, "which", lambda _: "nvidia-smi")
     monkeypatch.setattr(subprocess, "run", fails)
-    assert measuring_cuda._driver_version() is None
+    assert measuring_cuda.nvidia_smi("driver_version") is None
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)
     assert cudnn_version() is None
 
 
-@pytest.mark.parametrize(("said", "nbytes"), [("532\n0\n", 532 << 20), ("[N/A]\n", None), ("", None)])
-def test_what_everybody_uses_of_the_card(monkeypatch: pytest.MonkeyPatch, said: str, nbytes: int | None) -> None:
+@pytest.mark.parametrize(("said", "used"), [("532\n0\n", "532"), ("[N/A]\n", "[N/A]"), ("", None)])
+def test_what_everybody_uses_of_the_card(monkeypatch: pytest.MonkeyPatch, said: str, used: str | None) -> None:
     monkeypatch.setattr(measuring_cuda.shutil, "which", lambda _: "nvidia-smi")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=said))
-    assert measuring_cuda.used_bytes() == nbytes
+    assert measuring_cuda.nvidia_smi("memory.used") == used
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

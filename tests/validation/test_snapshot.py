@@ -25,6 +25,7 @@ from fxmem.errors import UsageError
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator
 from fxmem.records.plain_pickle import PlainPickleError, stream
 from fxmem.records.profile import Kind, Profile
+from fxmem.records.shared import SharedVerdict
 from fxmem.records.validation import LogSide, Quantity, Verdict
 from fxmem.show.export import export
 from fxmem.show.text.verdict import table
@@ -233,7 +234,11 @@ def test_the_command_reads_a_snapshot(
     Path("step.pickle").write_bytes(pickle.dumps(content))
     Path("own.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(3, 2)\n", encoding="utf-8")
     model = ["validate", "tests.validation.test_snapshot:Layers", "--input", "40x300", "--quiet"]
-    assert main([*model, "--snapshot", "step.pickle", "--target", "rtx4090"]) == 0
+    assert main([*model, "--snapshot", "step.pickle", "--target", "rtx4090", "--share", "mine.json"]) == 0
+    shared = SharedVerdict.model_validate_json(Path("mine.json").read_bytes())
+    assert (shared.machine.name, shared.from_snapshot, shared.left_out) == ("rtx4090", True, ())
+    assert [each.quantity.value for each in shared.comparisons[0]] == ["requested", "reserved"]
+    assert "step.pickle" not in Path("mine.json").read_text(encoding="utf-8")
     assert "within tolerance: 0.0000%" in capsys.readouterr().out
     assert (
         main(["validate", "own.py:build", "--input", "1x3", "--quiet", "--snapshot", "step.pickle", "--target", "t4"])

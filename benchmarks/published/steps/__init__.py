@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from fxmem.records.profile import Peak, Target
+
 
 @dataclass(frozen=True)
 class Step:
@@ -37,9 +39,16 @@ class Program:
     """Of how many ranks the program is the first."""
 
 
-def build_step(name: str, settings: Mapping[str, Any]) -> Step | Program:
+@dataclass(frozen=True)
+class Typed:
+    """A step that words of the command line ask for."""
+
+    analyze: Callable[[str | Target], Peak]
+
+
+def build_step(name: str, settings: Mapping[str, Any]) -> Step | Program | Typed:
     """Build the step `MODULE.FUNCTION` with these settings."""
     module, _, function = name.partition(".")
     step = getattr(import_module(f"{__name__}.{module}"), function)(**settings)
-    assert isinstance(step, Step | Program)
+    assert isinstance(step, Step | Program | Typed)
     return step

@@ -6,16 +6,7 @@ import argparse
 import signal
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import (
-    ANALYSIS,
-    HOST_MEMORY,
-    MODEL,
-    PROGRAM,
-    STEPS_OF_PROGRAM,
-    or_generation,
-    or_program,
-    text_output,
-)
+from fxmem.cli.options import HOST_MEMORY, RUNNABLE, text_output
 from fxmem.cli.output import check_file, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress, say
@@ -49,8 +40,7 @@ EXAMPLES = (
 )
 
 ARGUMENTS = (
-    or_program(MODEL),
-    *or_generation(*ANALYSIS[1:]),
+    *RUNNABLE,
     argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"),
     flag("--no-plans", help="leave out checkpoint plans, which take the longest"),
     HOST_MEMORY,
@@ -60,9 +50,7 @@ ARGUMENTS = (
         metavar="FILE.diff",
         help="write what changes of the program's own lines do together as a patch for `git apply`; it ran with it",
     ),
-    STEPS_OF_PROGRAM,
     *text_output("advice"),
-    *PROGRAM,
 )
 
 

@@ -5,20 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from fxmem.cli.options import (
-    COMPILE,
-    HOST_MEMORY,
-    LOOP,
-    MODEL_OR_REPORT,
-    PROGRAM,
-    RANKS,
-    SHARDING,
-    STEP,
-    STEPS_OF_PROGRAM,
-    or_generation,
-    or_program,
-    text_output,
-)
+from fxmem.cli.options import HOST_MEMORY, SUBJECT, TARGET, TORCH, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
@@ -40,9 +27,7 @@ EXAMPLES = (
 )
 
 ARGUMENTS = (
-    or_program(MODEL_OR_REPORT),
-    *or_generation(*STEP, *LOOP, *COMPILE, *RANKS, *SHARDING),
-    STEPS_OF_PROGRAM,
+    *(each for each in SUBJECT if each not in (TARGET, TORCH)),
     argument(
         "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
     ),
@@ -53,7 +38,6 @@ ARGUMENTS = (
     HOST_MEMORY,
     flag("--time", help="the fastest first, by the estimated time of a step; else the smallest memory first"),
     *text_output("result"),
-    *PROGRAM,
 )
 
 

@@ -61,6 +61,7 @@ ARGUMENTS = (
     argument(
         "--depth",
         type=int,
+        least=0,
         metavar="N",
         help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)",
     ),
@@ -71,7 +72,9 @@ ARGUMENTS = (
         "where that is not known. 0: any growth",
     ),
     argument("--svg", metavar="FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
-    argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first"),
+    argument(
+        "--top", type=int, least=0, default=8, metavar="N", help="how many nodes to list, the largest change first"
+    ),
     *text_output("comparison"),
     argument(
         "--markdown",
@@ -94,8 +97,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     check_markdown(options)
-    if options.top < 0:
-        raise UsageError(f"expected --top of at least 0, got {options.top}")
     most = None if options.fail_over is None else parse_growth(options.fail_over, "--fail-over")
     if options.bisect is None:
         other = _second_options(options)

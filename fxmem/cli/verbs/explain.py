@@ -11,18 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import (
-    ANALYSIS,
-    MODEL,
-    PROGRAM,
-    STEPS_OF_PROGRAM,
-    TARGET,
-    TORCH,
-    or_generation,
-    or_program,
-    text_output,
-)
-from fxmem.cli.output import check_file, check_markdown, check_output, layout, write_file, write_json
+from fxmem.cli.options import RUNNABLE, TARGET, TORCH, text_output
+from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, check_generation, read_program, refuse_compile
@@ -64,16 +54,13 @@ ARGUMENTS = (
         help="a text with the message, or what torch.cuda.memory._dump_snapshot wrote; `-` reads standard input; "
         "several texts, or a folder of them, are one job's log",
     ),
-    or_program(MODEL),
-    *or_generation(*(_TARGET if each is TARGET else each for each in ANALYSIS[1:] if each is not TORCH)),
+    *(_TARGET if each is TARGET else each for each in RUNNABLE if each is not TORCH),
     flag("--quick", "with a program or a model: try only changes of one line that often decide, and no checkpoints"),
-    STEPS_OF_PROGRAM,
     *text_output("explanation"),
     argument(
         "--markdown", metavar="FILE|-", help="write it as Markdown; `-` writes that to stdout instead of the text"
     ),
     argument("--html", metavar="FILE.html", help="of a snapshot: write the page, beside the prediction if any"),
-    *PROGRAM,
 )
 _RANK = re.compile(r"rank[-_]?(\d{1,9})|[/\\](\d{1,9})[/\\][^/\\]*$")
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -90,8 +77,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     *files, last = options.file
     if files and options.model is None and options.run_program is None and last != "-" and not Path(last).exists():
         options.file, options.model = files, last
-    if options.html is not None:
-        check_file(options, "--html", options.html, (".html", ".htm"))
     is_given = options.model is not None or options.run_program is not None
     program = read_program(options) if is_given else None
     explanation = read_explanation(options.file)

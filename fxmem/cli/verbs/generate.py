@@ -24,7 +24,7 @@ _OF_THE_STEP = ("--weights", "--precision", "--quantize", "--lora", "--inference
 ARGUMENTS = (
     MODEL,
     *(each for each in INPUTS if each.names != ("--batch",)),
-    argument("--batch", type=int, metavar="N", help="sequences at a time (default 1)"),
+    argument("--batch", type=int, least=1, metavar="N", help="sequences at a time (default 1)"),
     *GENERATION,
     *(each for each in STEP if each.names[0] in _OF_THE_STEP),
     *KERNELS,

@@ -30,7 +30,7 @@ EXAMPLES = (
     "fxmem graph report.json --by time -o timeline.svg",
 )
 
-_WIDTH = argument("--width", type=int, default=960, metavar="PIXELS", help="width of the plot, at least 280")
+_WIDTH = argument("--width", type=int, least=280, default=960, metavar="PIXELS", help="width of the plot, at least 280")
 _OF_GRAPH = grouped(
     "the graph",
     flag("--before", "with --plan: colours and peak as they are without it"),
@@ -79,8 +79,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem graph`; return the exit code and the text for stdout."""
     check_form(options, FORMS)
     check_drawing(options, "--output", options.output, *([".dot"] if options.by is None else []))
-    if options.width < 280:
-        raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
     budget = read_budget(options)
     subject = read_planned_step(options)
     if options.by is None:
@@ -136,10 +134,8 @@ def load_after(options: argparse.Namespace, report: Profile) -> StepAfter | None
     if options.after is None:
         return None
     after = report_reader.load_report(Path(options.after))
-    for what, one, other in (
-        ("inputs", report.inputs, after.inputs),
-        ("target", report.target.name, after.target.name),
-    ):
+    names = (report.target.name, after.target.name)
+    for what, one, other in (("inputs", report.inputs, after.inputs), ("target", *names)):
         if one != other:
             raise UsageError(
                 f"expected --after to be a report of the same step, but the {what} of {options.after!r} are others: "

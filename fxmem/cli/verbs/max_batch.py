@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_generation, or_program, text_output
+from fxmem.cli.options import RUNNABLE, text_output
 from fxmem.cli.output import check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
@@ -32,8 +32,7 @@ EXAMPLES = (
 )
 
 ARGUMENTS = (
-    or_program(MODEL),
-    *or_generation(*ANALYSIS[1:]),
+    *RUNNABLE,
     argument(
         "--dim",
         default="batch",
@@ -44,7 +43,7 @@ ARGUMENTS = (
     argument(
         "--budget", metavar="BYTES|16GiB", help="what the allocator may have instead; a CUDA context comes on top"
     ),
-    argument("--limit", type=int, default=65536, metavar="N", help="try no larger size"),
+    argument("--limit", type=int, least=1, default=65536, metavar="N", help="try no larger size"),
     argument(
         "--goal",
         choices=("memory", "throughput"),
@@ -54,10 +53,8 @@ ARGUMENTS = (
     argument(
         "--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model"
     ),
-    STEPS_OF_PROGRAM,
     *text_output("curve"),
     argument("--svg", metavar="FILE.svg", help="also plot the curve"),
-    *PROGRAM,
 )
 
 
@@ -105,8 +102,6 @@ def _check_program(options: argparse.Namespace) -> None:
         raise UsageError(
             "expected --run without --dim, --plan and --goal: {} is what varies, and a program checkpoints itself"
         )
-    if options.batch is not None and options.batch < 1:
-        raise UsageError(f"expected --batch of at least 1, got {options.batch}")
 
 
 def _read_budget(options: argparse.Namespace) -> Budget | None:
@@ -114,8 +109,6 @@ def _read_budget(options: argparse.Namespace) -> Budget | None:
     from fxmem.hardware import catalogue, step_time
     from fxmem.memory.budget import parse_bytes
 
-    if options.limit < 1:
-        raise UsageError(f"expected --limit of at least 1, got {options.limit}")
     if options.mode == "generate" and (options.goal != "memory" or options.plan is not None):
         raise UsageError("expected --mode generate without --goal throughput and --plan")
     if options.dim == "context" and options.mode != "generate":

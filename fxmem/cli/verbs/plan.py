@@ -11,20 +11,13 @@ from fxmem.cli.options import ANALYSIS, HOST_MEMORY, MODEL_OR_REPORT, PROGRAM, S
 from fxmem.cli.output import check_output, layout, write_drawing, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import (
-    ProgramWords,
-    analyze_model,
-    analyze_subject,
-    check_host_memory,
-    is_report,
-    read_budget,
-    read_program,
-)
+from fxmem.cli.step import analyze_model, analyze_subject, check_host_memory, is_report, read_budget, read_program
 from fxmem.errors import ExceededError, UsageError
 from fxmem.records.registry import STRATEGIES
 from fxmem.records.units import Application
 
 if TYPE_CHECKING:
+    from fxmem.cli.step import ProgramWords
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.plan import CompilePlan, Plan
     from fxmem.records.profile import Profile, Timeline

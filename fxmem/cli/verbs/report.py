@@ -53,8 +53,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.model is not None and is_pickle(Path(options.model)):
         _write_snapshot(options)
         return 0, ""
-    if options.max_boxes < 0:
-        raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     budget = read_budget(options)
     advice = None if options.advice is None else report_reader.load_advice(Path(options.advice))
     step, report, timeline, plan = read_planned_step(options, goes_on=True)

@@ -28,7 +28,7 @@ EXAMPLES = (
 ARGUMENTS = (
     TARGET,
     TORCH,
-    argument("--steps", type=int, metavar="N", help=f"optimizer steps after which to stop (default {STEPS})"),
+    argument("--steps", type=int, least=1, metavar="N", help=f"optimizer steps after which to stop (default {STEPS})"),
     argument(
         "--until",
         choices=("steady", "end"),
@@ -70,6 +70,7 @@ ARGUMENTS = (
     argument(
         "--max-operators",
         type=int,
+        least=1,
         default=MAX_OPERATORS,
         metavar="N",
         help="stop within a step of more operators than this",
@@ -102,9 +103,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     if options.steps is not None and options.until == "end":
         raise UsageError("expected --steps or --until end, not both")
-    for name, value in (("--steps", options.steps), ("--max-operators", options.max_operators)):
-        if value is not None and value < 1:
-            raise UsageError(f"expected {name} of at least 1, got {value}")
     if options.keep_files is not None:
         if options.write:
             raise UsageError("expected --keep-files or --write, not both: what is written for real is not moved")

@@ -39,6 +39,7 @@ _OF_LINES = grouped(
         "--tensors",
         type=int,
         default=3,
+        least=0,
         metavar="N",
         help="shapes to list below a line, most bytes first; 0 lists none",
     ),
@@ -80,8 +81,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem show`; return the exit code and the text for stdout."""
     check_output(options)
     check_form(options, FORMS)
-    if options.tensors < 0:
-        raise UsageError(f"expected --tensors of at least 0, got {options.tensors}")
     if options.all and options.file:
         raise UsageError("expected --all or --file, not both: --file says which files are shown")
     if options.format == "json":

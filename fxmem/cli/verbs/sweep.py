@@ -10,19 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fxmem.cli.options import (
-    COMPILE,
-    LOOP,
-    MODEL,
-    PROGRAM,
-    RANKS,
-    SHARDING,
-    STEP,
-    STEPS_OF_PROGRAM,
-    TARGET,
-    or_program,
-    text_output,
-)
+from fxmem.cli.options import ANALYSIS, LOOP, MODEL, PROGRAM, STEPS_OF_PROGRAM, TORCH, or_program, text_output
 from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import Progress
@@ -54,7 +42,7 @@ _FORM: Final = "expected --over as batch=1,2,4, batch=1..64 (doubled), precision
 
 ARGUMENTS = (
     or_program(MODEL),
-    *(*STEP, TARGET, *LOOP[:2], *COMPILE, *RANKS, *SHARDING),
+    *(each for each in ANALYSIS[1:] if each not in (TORCH, LOOP[-1])),
     repeatable(
         "--over",
         metavar="NAME=VALUE[,VALUE]",
@@ -208,7 +196,6 @@ def _read_meshes(words: str) -> Iterator[str]:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"expected --grid to name a file of TOML, got {str(path)!r}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"expected --grid to name a file of TOML, got {str(path)!r}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"expected --grid to name a file of TOML, got {str(path)!r}: {why}") from None

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fxmem.cli.options import COMPILE, MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
-from fxmem.cli.output import check_output, write_json
+from fxmem.cli.output import check_output, write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import ProgramWords, adapt, build_step, read_program, replace, require_torch, step_request
+from fxmem.cli.step import build_changed_module, build_step, read_program, replace, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.units import STEPS, MeasuredDevice
 
 if TYPE_CHECKING:
-    from fxmem.records.validation import Verdict
+    from fxmem.cli.step import ProgramWords
+    from fxmem.records.validation import ProgramVerdict, Verdict
 
 BRIEF = "is it true? runs the step for real and compares"
 DESCRIPTION = (
@@ -52,6 +53,11 @@ ARGUMENTS = (
     ),
     *COMPILE,
     STEPS_OF_PROGRAM,
+    argument(
+        "--share",
+        metavar="FILE.json",
+        help="also write the figures, versions and settings for others: no code, no path, nothing is sent",
+    ),
     argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
     *PROGRAM,
 )
@@ -63,82 +69,79 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if not 0 <= options.tolerance < 1:
         raise UsageError(f"expected --tolerance as a fraction between 0 and 1, got {options.tolerance}")
     program = read_program(options)
-    if program is not None:
-        return _run_program(options, program)
+    if program is not None and (options.snapshot is not None or options.target is not None):
+        raise UsageError("expected --run without --snapshot and --target: both runs are made here")
     if (options.snapshot is None) != (options.target is None):
         raise UsageError("expected --snapshot together with --target, the card that the snapshot was made on")
     if options.snapshot is not None and options.device != "cpu":
         raise UsageError("expected --snapshot or --device, not both: with a snapshot nothing is run")
-    if options.compile is not None and (options.snapshot is not None or options.device != "cpu"):
+    if program is None and options.compile is not None and (options.snapshot is not None or options.device != "cpu"):
         raise UsageError("expected --compile with --device cpu and no --snapshot: compiled steps are measured here")
-    require_torch(options)
+    require_torch(options if program is None else None)
+    if options.share is not None:
+        from fxmem.cli.share import check_share
+
+        check_share(options)
     with Progress(options.quiet) as progress:
         progress("loading torch")
-        verdict = _run_here(options, progress) if options.snapshot is None else _read_snapshot(options, progress)
+        found: tuple[Verdict | ProgramVerdict, Any] = (
+            _validate_step(options, progress)
+            if program is None
+            else (_validate_program(options, program, progress), ())
+        )
+    return _write(options, *found)
+
+
+def _write(options: argparse.Namespace, verdict: Verdict | ProgramVerdict, inputs: Any) -> tuple[int, str]:
     from fxmem.show.text.verdict import table
 
-    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json, lambda: table(verdict))
+    said = ""
+    if options.share is not None:
+        from fxmem.cli.share import describe, share
 
-
-def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[int, str]:
-    if options.snapshot is not None or options.target is not None:
-        raise UsageError("expected --run without --snapshot and --target: both runs are made here")
-    require_torch()
-    with Progress(options.quiet) as progress:
-        progress("loading torch")
-        from fxmem.validation.validate import validate_program
-
-        verdict = validate_program(
-            (program.program, *program.arguments),
-            is_module=program.is_module,
-            steps=STEPS if options.steps is None else options.steps,
-            device=options.device,
-            compile=options.compile,
-            tolerance=options.tolerance,
-            progress=progress,
-        )
-    from fxmem.show.text.verdict import program_table
-
-    text = write_json(options, verdict.model_dump_json, lambda: program_table(verdict))
+        shared = share(options, verdict, inputs)
+        write_file(options, options.share, shared.model_dump_json(indent=2, exclude_none=True) + "\n")
+        said = describe(shared)
+    text = write_json(options, verdict.model_dump_json, lambda: table(verdict) + said)
     return 0 if verdict.within_tolerance else 4, text
 
 
-def _read_snapshot(options: argparse.Namespace, progress: Progress) -> Verdict:
-    from fxmem.hardware import catalogue
-    from fxmem.validation.validate import validate_snapshot
+def _validate_program(options: argparse.Namespace, program: ProgramWords, progress: Progress) -> ProgramVerdict:
+    from fxmem.validation.validate import validate_program
 
-    request = step_request(options, target=catalogue.target(options.target))
-    built, args, kwargs = build_step(options, progress)
-    return validate_snapshot(
-        built.module,
-        replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes),
-        Path(options.snapshot),
+    return validate_program(
+        (program.program, *program.arguments),
+        is_module=program.is_module,
+        steps=STEPS if options.steps is None else options.steps,
+        device=options.device,
+        compile=options.compile,
         tolerance=options.tolerance,
         progress=progress,
     )
 
 
-def _run_here(options: argparse.Namespace, progress: Progress) -> Verdict:
-    from fxmem.cli.specs import build_model, parse_settings
+def _validate_step(options: argparse.Namespace, progress: Progress) -> tuple[Verdict, Any]:
+    """The verdict on a step, and the step's inputs."""
+    from fxmem.hardware import catalogue
     from fxmem.simulation.recording.compiled import read_compile
     from fxmem.validation.measure_cuda import require_card
-    from fxmem.validation.validate import validate_step
+    from fxmem.validation.validate import validate_snapshot, validate_step
 
     if options.device == "cuda":
         require_card()
-    request = step_request(options, compile=read_compile(options.compile, options.compile_option))
+    card = {} if options.target is None else {"target": catalogue.target(options.target)}
+    request = step_request(options, compile=read_compile(options.compile, options.compile_option), **card)
     built, args, kwargs = build_step(options, progress)
-    shape: dict[str, Any] = {
-        "mode": options.mode,
-        "weights_dtype": options.weights,
-        "channels_last": options.channels_last,
-    }
-    settings = parse_settings(options.settings)
-    return validate_step(
-        lambda: adapt(build_model(options.model, settings, device="cpu", **shape).module, options),
-        built.module,
-        replace(request, args=args, kwargs=kwargs, name=built.spec),
-        device=options.device,
-        tolerance=options.tolerance,
-        progress=progress,
-    )
+    request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
+    judging: dict[str, Any] = {"tolerance": options.tolerance, "progress": progress}
+    if options.snapshot is not None:
+        verdict = validate_snapshot(built.module, request, Path(options.snapshot), **judging)
+    else:
+        verdict = validate_step(
+            lambda: build_changed_module(options, progress, mode=options.mode, device="cpu").module,
+            built.module,
+            request,
+            device=options.device,
+            **judging,
+        )
+    return verdict, (*args, kwargs)

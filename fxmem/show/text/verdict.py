@@ -38,9 +38,10 @@ _JUDGED_AS = {
 }
 
 
-def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
+def table(verdict: Verdict | ProgramVerdict, *, width: int = 80, color: bool = False) -> str:
     """The verdict as text whose lines are at most `width` columns wide, at least 80."""
-    return render(_parts(verdict), max(width, 80), color)
+    parts = _parts(verdict) if isinstance(verdict, Verdict) else _program_parts(verdict)
+    return render(parts, max(width, 80), color)
 
 
 def _parts(verdict: Verdict) -> Iterator[RenderableType]:
@@ -182,11 +183,6 @@ def _describe_side(difference: Difference) -> str:
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
-
-
-def program_table(verdict: ProgramVerdict, *, width: int = 80, color: bool = False) -> str:
-    """The verdict on a program as text. Its lines are at most `width` columns wide, at least 80."""
-    return render(_program_parts(verdict), max(width, 80), color)
 
 
 def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
