@@ -2,10 +2,10 @@
 
 What a call asks of the card's allocator, in order, and what it returns follow from its arguments' layouts for as long
 as it leaves nothing but its result, and under autocast the casts of weights that are kept to its end, and as it leaves
-the numbers and containers that its modules have, or that `forward` names, as they were: then a further call is one operator, which makes tensors
-like those and passes through the memory that the others took meanwhile. What the model's Python does beside that is not
-done again. A call of which anything else stays, is freed or is counted runs each time; so does one of a model with a
-hook of the user's. The 4th, 8th, 16th call and so on run, too, and are compared.
+the numbers and containers that its modules have, or that `forward` names, as they were: then a further call is one
+operator, which makes tensors like those and passes through the memory that the others took meanwhile. What the model's
+Python does beside that is not done again. A call of which anything else stays, is freed or is counted runs each time;
+so does one of a model with a hook of the user's. The 4th, 8th, 16th call and so on run, too, and are compared.
 """
 
 from __future__ import annotations
