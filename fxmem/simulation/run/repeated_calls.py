@@ -147,9 +147,9 @@ class RepeatedCalls:
             return call.run()
         known = self._known.setdefault(module, {}).setdefault(tuple(key), _Calls())
         known.count += 1
+        if known.last is not None and any(known.last.storages[each].death is None for each in known.last.casts):
+            known.last, known.alike, known.count = None, 0, _TRIED  # autocast still has its casts: another makes none
         like = known.last
-        if like is not None and any(like.storages[each].death is None for each in like.casts):
-            like = known.last = None
         if like is not None and known.alike >= _CONFIRMED and known.count & (known.count - 1):
             self.ran, self.made = self.ran - 1, self.made + 1
             return call.as_node(lambda: self._make(like, tensors))
@@ -203,7 +203,7 @@ class RepeatedCalls:
             Seen(name, multiplies=False, multiplies_lt=False, memory=HiddenMemory(events=each))
             for each in (hidden, _sum_up(hidden, sizes))
         )
-        moved_bytes, casts = sum(op.moved_bytes for op in ran), tuple(places[each] for each in casts)
+        moved_bytes, casts = sum(op.moved_bytes for op in ran), tuple(sorted(places[each] for each in casts))
         return result, _Call(made, structure, storages, casts, whole, most, flops, moved_bytes)
 
     def _describe(self, leaf: Any, tensors: list[torch.Tensor]) -> Any:

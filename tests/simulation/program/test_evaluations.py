@@ -85,7 +85,7 @@ def test_what_is_made_of_all_batches_is_of_all_of_them(kind: str) -> None:
     assert not part.is_carried_on
     assert most(recorded) == most(whole)
     assert recorded.peak.requested_bytes == most(whole)[0] > (part.end_bytes or 0)
-    assert recorded._code.watch.parts.repeats.made >= 7  # of ten whose batches are not looked at
+    assert recorded._code.watch.parts.repeats.made >= 6  # of ten that are not looked at; 1, 2, 4 and 8 ran
     assert find_fit(recorded.profile, recorded.peak).verdict.startswith("fits: ")
 
 
