@@ -130,7 +130,7 @@ class RecordedCode(Subject):
                 if self.rounds.cut or self.rounds.is_cut_after:
                     self.rounds.finish()
                 raise
-        self.rounds.finish()
+        self.rounds.finish(is_over=True)
 
     def explain(self, error: Exception) -> Exception:
         """What the program raises passes through."""

@@ -374,12 +374,12 @@ class Rounds(RoundRule):
         """Whether the program was ended, and has come no further: what it does since is on its way out."""
         return self._ended_after == len(self.finished)
 
-    def finish(self) -> None:
-        """End what is under way where the program itself has ended."""
+    def finish(self, *, is_over: bool = False) -> None:
+        """End what is under way where the program has ended, at its own end or not."""
         if self._log.ops and (not self.finished or any(storage.birth for storage in self._log.storages)):
-            self.finished.append(self._close(len(self.finished) + 1, is_whole=False))
+            self.finished.append(self._close(len(self.finished) + 1, is_whole=False, is_over=is_over))
 
-    def _close(self, number: int, *, is_whole: bool = True) -> FinishedRound:
+    def _close(self, number: int, *, is_whole: bool = True, is_over: bool = False) -> FinishedRound:
         """End the log of the round with this number, 0 for set-up."""
         log = self._log
         log.end_phase()
@@ -401,7 +401,7 @@ class Rounds(RoundRule):
         forward_sizes = Counter(nbytes for nbytes, birth in made if birth < backward)
         calls = [each.source for each in self._recording.tracer.calls]
         for listener in self._listeners:
-            listener.note_round(RoundOver(number, is_whole, record, sizes, forward_sizes, lines, calls))
+            listener.note_round(RoundOver(number, is_whole, is_over, record, sizes, forward_sizes, lines, calls))
         self._mark_kept_results()
         record = record.model_copy(update={"retained_bytes": self._live.now})
         may_show_more = is_whole and any(each.may_show_more for each in self._listeners)

@@ -18,6 +18,8 @@ class RoundOver(NamedTuple):
     """From 1; 0 for set-up."""
     is_whole: bool
     """Whether it came to its own end."""
+    is_over: bool
+    """Whether the program did."""
     record: Round
     sizes: Counter[int]
     """How often each number of bytes was allocated."""

@@ -40,7 +40,7 @@ class Inference(RoundListener):
 
     def note_round(self, over: RoundOver) -> None:
         """A round after set-up is a step, or the whole program."""
-        if over.number and not self._trains:
+        if not self._trains and over.number and (over.is_whole or over.is_over):
             self._end_loop()
         self._trains |= over.number > 0
         if Phase.BACKWARD in over.record.phases:
