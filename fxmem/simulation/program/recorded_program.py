@@ -228,6 +228,7 @@ class RecordedProgram(ProfiledStep):
 
     def note_exception(self, error: BaseException) -> None:
         """Note what the program raised, and which made-up value it may come of; or that the card had no more memory."""
+        self._code.rounds.has_raised = True
         if (cause := self._code.rounds.refusals.find_cause(error)) is not None:
             complaint, place = cause
             place = error_place(error) if complaint in str(error) else place

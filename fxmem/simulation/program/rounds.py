@@ -129,6 +129,8 @@ class Rounds(RoundRule):
         """Where the program was ended within a round of too many operators."""
         self.is_cut_after = False
         """Whether what follows the epoch was ended, as it had taken long."""
+        self.has_raised = False
+        """Whether the program was ended by an error."""
         self._ended_after = -1
         """How many rounds were finished when the program was last ended."""
         self.refusals = Refusals(machine.memory)
@@ -377,7 +379,9 @@ class Rounds(RoundRule):
     def finish(self, *, is_over: bool = False) -> None:
         """End what is under way where the program has ended, at its own end or not."""
         if self._log.ops and (not self.finished or any(storage.birth for storage in self._log.storages)):
-            self.finished.append(self._close(len(self.finished) + 1, is_whole=False, is_over=is_over))
+            self.finished.append(
+                self._close(len(self.finished) + 1, is_whole=False, is_over=is_over and not self.has_raised)
+            )
 
     def _close(self, number: int, *, is_whole: bool = True, is_over: bool = False) -> FinishedRound:
         """End the log of the round with this number, 0 for set-up."""

@@ -163,7 +163,7 @@ class Evaluations:
             self._note_held(tick)
         last = last.model_copy(update={"ran": ran, "requested_bytes": self._machine.find_peak()[0]})
         last = last.model_copy(update={"end_bytes": self._find_end(last)})
-        if goes_on and left < 2:  # who knows the number asks for no batch after the last one
+        if goes_on and (last.batches or 0) - ran < 2:  # who knows the number asks for no batch after the last one
             last = last.model_copy(update={"ran": last.batches, "reserved_bytes": None, "full_at": None})
         self.passes[-1] = last
         self._repeats.is_on, self.is_cut = goes_on and left > 0, not goes_on

@@ -52,7 +52,10 @@ def sample(net: nn.Module, steps: int) -> torch.Tensor:
     """Denoise, as a pipeline does."""
     x = torch.randn(256, 64, dtype=torch.float32 if kind == "cast" else torch.float16).cuda()
     kept: list[torch.Tensor] = []
+    blocks: list[torch.Tensor] = []
     for i in range(steps):
+        if kind == "large":
+            blocks.append(torch.empty(2**26, dtype=torch.uint8, device="cuda"))
         if kind == "varied":
             x = torch.randn(64 * (1 + i % 5), 64, dtype=torch.float16).cuda()
         if kind == "left" and i == 12:

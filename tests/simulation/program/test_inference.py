@@ -66,7 +66,7 @@ def test_a_loop_is_followed_to_its_end() -> None:
     (fact,) = evaluation_facts(run("kept").program)
     assert fact.label == "Loop"
     assert fact.text.startswith(
-        f"{PROGRAM}:55: 20 of 20 passes ran; 32,768 bytes more a pass ({PROGRAM}:67 keeps kept)"
+        f"{PROGRAM}:56: 20 of 20 passes ran; 32,768 bytes more a pass ({PROGRAM}:70 keeps kept)"
     )
 
 
@@ -76,8 +76,8 @@ def test_a_loop_that_is_left_has_as_many_passes_as_ran() -> None:
 
 def test_the_outermost_loop_with_passes_is_followed() -> None:
     *inner, outer = run("nested").program.evaluations
-    assert (outer.place, outer.ran, outer.batches) == (f"{PROGRAM}:73", 4, 4)
-    assert [(each.place, each.ran) for each in inner] == [(f"{PROGRAM}:55", 20)]
+    assert (outer.place, outer.ran, outer.batches) == (f"{PROGRAM}:76", 4, 4)
+    assert [(each.place, each.ran) for each in inner] == [(f"{PROGRAM}:56", 20)]
 
 
 def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
@@ -86,12 +86,12 @@ def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
     each = found(short)
     assert each.ran < 20
     assert each.is_carried_on
-    assert short.program.ending.startswith(f"stopped after {each.ran} of 300 passes of the loop at {PROGRAM}:55")
+    assert short.program.ending.startswith(f"stopped after {each.ran} of 300 passes of the loop at {PROGRAM}:56")
     ahead = whole.rounds[-1]
     joined = 300 * 256 * 64 * 2
     assert each.end_bytes is not None
     assert each.end_bytes + joined > ahead.requested_bytes > each.end_bytes  # `torch.cat` of all comes after the loop
-    assert f"with 6 of 300 passes of the loop at {PROGRAM}:55" in find_fit(short.profile, short.peak).verdict
+    assert f"with 6 of 300 passes of the loop at {PROGRAM}:56" in find_fit(short.profile, short.peak).verdict
 
 
 def test_the_pass_at_which_the_card_is_full() -> None:
@@ -108,3 +108,13 @@ def test_a_call_that_a_later_one_shows_to_be_of_another_kind_is_said() -> None:
     assert texts == []  # it counts its calls
     late = [each.text for each in run("plain").profile.assumptions if each.topic == "calls"]
     assert late == ["14 of 20 calls of models without gradients were made of those that ran and were alike"]
+
+
+def test_a_loop_in_which_the_card_is_full_keeps_its_number_of_passes() -> None:
+    recorded = run("large", 100_000)
+    each = found(recorded)
+    assert recorded.program.ending.startswith("ran out of memory at ")
+    assert each.batches == 100_000
+    assert each.ran < 1000
+    assert each.is_carried_on
+    assert each.find_full(catalogue.target("rtx3090").memory_bytes) is not None
