@@ -3,7 +3,6 @@ them take."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -136,34 +135,31 @@ class Evaluations:
         """Let the other batches run where more is kept after each, and the card has room for it."""
         if of.batches is None or not (of.growth_bytes or of.is_loop):
             return False
-        is_bounded = self._memory is not None and self._memory.raises
-        if is_bounded and not of.is_loop and (of.end_bytes is None or self._find_full(of) is not None):
+        most = None if self._memory is None or not self._memory.raises else self._memory.usable_bytes
+        is_full = most is not None and of.find_full(most) is not None
+        self.is_cut = of.is_loop and is_full
+        if is_full or (most is not None and of.growth_bytes and of.end_bytes is None):
             return False
         self._repeats.is_on = True
         self._first, self._until = of.ran, time.monotonic() + 2 * MOST_SECONDS
         self.whole_seconds += 2 * MOST_SECONDS
         return True
 
-    def _find_full(self, of: EvaluationPass) -> int | None:
-        return None if self._memory is None else of.find_full(self._memory.usable_bytes)
-
     def _note_further(self, ran: int, tick: int) -> bool:
         """Another batch of a pass that is run whole is over. Say whether the next one runs, too."""
         last, now = self.passes[-1], (time.monotonic(), len(self._log.ops))
-        left, goes_on = min(last.batches or 0, self._find_full(last) or math.inf) - ran, now[0] < self._until
+        left, goes_on = (last.batches or 0) - ran, now[0] < self._until
         if ran == self._first + 1:
             self._timed = now
         elif ran == self._first + _TIMED:
-            seconds, operators = (
-                math.ceil(left * (b - a) / (_TIMED - 1)) for a, b in zip(self._timed, now, strict=True)
-            )
+            seconds, operators = (round(left * (b - a) / (_TIMED - 1)) for a, b in zip(self._timed, now, strict=True))
             goes_on = seconds <= MOST_SECONDS and now[1] + operators <= self._most_operators
             self.whole_operators += operators
         if left == 0 or not goes_on:
             self._note_held(tick)
         last = last.model_copy(update={"ran": ran, "requested_bytes": self._machine.find_peak()[0]})
         last = last.model_copy(update={"end_bytes": self._find_end(last)})
-        if goes_on and (last.batches or 0) - ran < 2:  # who knows the number asks for no batch after the last one
+        if goes_on and left < 2:  # who knows the number asks for no batch after the last one
             last = last.model_copy(update={"ran": last.batches, "reserved_bytes": None, "full_at": None})
         self.passes[-1] = last
         self._repeats.is_on, self.is_cut = goes_on and left > 0, not goes_on

@@ -55,7 +55,7 @@ def sample(net: nn.Module, steps: int) -> torch.Tensor:
     blocks: list[torch.Tensor] = []
     for i in range(steps):
         if kind == "large":
-            blocks.append(torch.empty(2**26, dtype=torch.uint8, device="cuda"))
+            blocks.append(torch.empty((1 + i * i) * 2**20, dtype=torch.uint8, device="cuda"))
         if kind == "varied":
             x = torch.randn(64 * (1 + i % 5), 64, dtype=torch.float16).cuda()
         if kind == "left" and i == 12:
