@@ -35,7 +35,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import context_range
 from fxmem.simulation.program import Launch, RunSettings, find_started, launch
-from fxmem.simulation.recording.error_advice import describe_end
+from fxmem.simulation.recording.error_advice import describe_end, user_code_error
 
 
 def least_context(card: str) -> int:
@@ -246,6 +246,13 @@ def test_an_error_of_the_pretended_card_says_so() -> None:
     lost = OSError("libcuda.so.1: cannot open shared object file")
     assert "it comes of the pretended card, which has no driver" in describe_end(lost)
     assert describe_end(ValueError("of its own")) == "ValueError: of its own"
+
+
+def test_an_error_without_a_network_says_how_to_do_without() -> None:
+    error = OSError("We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them")
+    assert "; no weights are needed: make the model from a configuration" in describe_end(error)
+    assert "fxmem analyze hf:ORG/NAME needs none" in str(user_code_error(error, "clf.py:make"))
+    assert "no weights" in describe_end(OSError("[Errno -3] Temporary failure in name resolution"))
 
 
 def test_a_loss_behind_a_reentrant_checkpoint_says_how_it_lost_its_graph() -> None:
