@@ -267,6 +267,17 @@ def test_a_loss_behind_a_reentrant_checkpoint_says_how_it_lost_its_graph() -> No
     assert "checkpoint(..., use_reentrant=True) of arguments that need no gradient" in describe_end(raised.value)
 
 
+_OF_IPYTHON = """%matplotlib inline
+files = !ls
+found = [7]
+if not files:
+    found[0] = !ls -l \\
+        *.py
+    kept = %who_ls
+assert (files, found, kept, 7 != 5) == ([], [[]], None, True)
+str.join?
+?str
+"""
 _SCRIPT = """
 import os, sys, torch
 assert sys.argv[1:] == ["--lr", "1"]
@@ -315,7 +326,7 @@ def test_what_starts_a_program_starts_it_here(
     (tmp_path / "pkg").mkdir()
     for script in ("train.py", "pkg/__init__.py", "pkg/train.py"):
         (tmp_path / script).write_text("" if "__" in script else _SCRIPT)
-    cells = [("markdown", "# A title"), ("code", "%matplotlib inline\n"), ("code", "%%bash\nls"), ("code", _SCRIPT)]
+    cells = [("markdown", "# A title"), ("code", _OF_IPYTHON), ("code", "%%bash\nls"), ("code", _SCRIPT)]
     (tmp_path / "train.ipynb").write_text(json.dumps({"cells": [{"cell_type": a, "source": [b]} for a, b in cells]}))
     is_module = command[0] == "-m"
     program, *arguments = command[is_module:]
