@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 
@@ -62,6 +62,13 @@ def closest(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
 def unknown_name(expected: str, got: str, names: Iterable[str]) -> UsageError:
     """The error for a name that is not among `names`, with the closest of them."""
     return UsageError(f"expected {expected}, got {got!r}{closest(got, names)}")
+
+
+def unknown_optimizer(got: str, names: Sequence[str]) -> UsageError:
+    """The error for a name that is not among `names`, with the closest of them, else all, and what else there is."""
+    near = closest(got, names, otherwise=f"; there are {', '.join(sorted(names))}")
+    others = "; or another package's: torchao:AdamW8bit, bitsandbytes:Lion, pkg.mod:factory"
+    return UsageError(f"expected an optimizer of torch.optim, got {got!r}{near}{others}")
 
 
 _BROUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback")

@@ -95,6 +95,8 @@ class Parser(argparse.ArgumentParser):
         self.names_shared = True
         """Whether the help only names the options of `SHARED_GROUPS`."""
         super().__init__(allow_abbrev=False, **settings)
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+        """Of argparse, which takes `-1` for a value but `-1%` for an option: no option begins with a digit."""
 
     def add_arguments(self, arguments: Iterable[Argument]) -> Parser:
         """Add them in this order, and return the parser.
@@ -188,19 +190,15 @@ class Parser(argparse.ArgumentParser):
         if option in _OF_RANKS and _OF_RANKS[0] not in known:
             others = "analyze, run, plan, advise, max-batch, cards and compare do, and what reads their reports"
             self.error(f"no option {option}: {self.prog} takes no rank; {others}")
-        self.error(f"no option {option}{_suggest(option, known)}")
+        after = f"; the program's own come after it: {self.prog} train.py {option}" * self.prog.endswith(" run")
+        self.error(f"no option {option}{_suggest(option, known, 0.8 if after else 0.6)}{after}")
 
 
 def _name_options(title: str, actions: Iterable[argparse.Action]) -> str:
     """The names of a group's options, as lines of the help."""
     names = ", ".join(action.option_strings[0] for action in actions)
     columns = shutil.get_terminal_size().columns - 2
-    return (
-        textwrap.fill(
-            f"{title}: {names}", columns, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
-        )
-        + "\n"
-    )
+    return textwrap.fill(f"  {title}: {names}", columns, subsequent_indent="    ", break_on_hyphens=False) + "\n"
 
 
 _OF_RANKS: Final = ("--ranks", "--rank", "--parallelize", "--mesh")
@@ -212,18 +210,19 @@ _OF_OTHERS: Final = {
     **dict.fromkeys(("--dtype", "--amp", "--autocast"), "--precision"),
     **dict.fromkeys(("--memory", "--limit", "--vram"), "--budget"),
     **dict.fromkeys(("--shape", "--inputs", "--input-shape", "--input-size"), "--input"),
+    **dict.fromkeys(("--share", "--gpu-memory-utilization"), "--utilization"),
     **dict.fromkeys(("--script", "--program"), "--run"),
 }
 """What other tools call an option of ours."""
 
 
-def _suggest(word: str, known: Iterable[str]) -> str:
-    """`, did you mean NAME?` for the closest of the known names; empty if none is close."""
+def _suggest(word: str, known: Iterable[str], least: float = 0.6) -> str:
+    """`, did you mean NAME?` for the closest of the known names; empty if none is as close."""
     names = list(known)
     if word.endswith(".py") and "run" in names:
         return f", did you mean fxmem run {word}?"
     if (meant := _OF_OTHERS.get(word.lower())) in names:
         return f", did you mean {meant}?"
     begun = [each for each in names if each.startswith(word.lower())]
-    near = difflib.get_close_matches(word.lower(), begun or names, n=1, cutoff=0.0 if begun else 0.6)
+    near = difflib.get_close_matches(word.lower(), begun or names, n=1, cutoff=0.0 if begun else least)
     return f", did you mean {near[0]}?" if near else ""

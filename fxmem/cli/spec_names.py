@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from fxmem.cli import hub_models
-from fxmem.errors import UsageError, closest, unknown_name
+from fxmem.errors import UsageError, closest, unknown_optimizer
 from fxmem.records.units import LOSSES, OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS
 
 SPEC_FORMS: Final = (
@@ -90,7 +90,7 @@ def check_names(options: argparse.Namespace) -> None:
     if not (names_optimizer_factory(optimizer) or name in ("none", *OPTIMIZER_PRESETS, *OPTIMIZER_LIBRARIES)):
         known = [each.lower() for each in _list_optimizers()]
         if known and name not in known:
-            raise unknown_name("an optimizer of torch.optim", name, [*known, *OPTIMIZER_PRESETS])
+            raise unknown_optimizer(name, [*known, *OPTIMIZER_PRESETS])
 
 
 def check_model(spec: str) -> None:
@@ -165,7 +165,7 @@ def _suggest_spec(name: str) -> str:
     if re.fullmatch(r"\w+Model|\w+For\w+", name):
         return f"; did you mean hf:{name}?"
     if name.endswith(".py"):
-        return f"; name the function or class in it that makes the model: {name}:NAME"
+        return f"; name the function or class in it that makes the model: {name}:NAME; as a script: fxmem run {name}"
     if not re.fullmatch(r"[\w.]+", name):
         return ""
     known = {spec: spec.partition(":")[2] for spec in list_models()}

@@ -111,7 +111,8 @@ def parse_budget(spec: BudgetLike) -> Budget | BudgetShare:
         return _share(spec, spec)
     found = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]*|%)\s*", spec)
     if found is None or (found[2] != "%" and found[2].lower() not in _UNITS):
-        raise UsageError(f"{_EXPECTED}, got {spec!r}")
+        is_begun = found is not None and f"{found[2].lower()}ib" in _UNITS
+        raise UsageError(f"{_EXPECTED}, got {spec!r}{f': {spec.strip()}iB?' * is_begun}")
     if len(found[1]) > _DIGITS:
         raise UsageError(f"{_EXPECTED}, of at most {_DIGITS} digits; got {spec[:60]!r}")
     number = Fraction(re.sub("[_,]", "", found[1]))  # exact: a float drops bytes beyond 2**53

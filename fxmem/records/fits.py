@@ -204,7 +204,8 @@ class Fits(Viewed, Headed, Versioned):
     analysis sees. None: it has no such table, or none that is known."""
     per_sample_bytes: int | None = None
     """Counted bytes that one more element along the dimension adds: slope of the least-squares line through the points
-    from half of `largest` to twice of it (of the smallest that ran, if none fits). None: fewer than two points ran."""
+    from half of `largest` to twice of it (of the smallest that ran, if none fits). None: fewer than two points ran, or
+    the line is off by more than a tenth of the most bytes of a point."""
     constant_bytes: int | None = None
     """Intercept of that line: what is there whatever the size. Negative where the curve bends upwards."""
     line_error_bytes: Bytes | None = None

@@ -148,7 +148,7 @@ def fit_line(points: Sequence[Point], largest: int | None) -> tuple[int, int, in
     distance, in bytes.
 
     Near is from half of it to twice of it, or the two nearest points if there are no two there; None if fewer than two
-    ran.
+    ran, or if it is off by more than a tenth of the most bytes.
     """
     ran = [(point.size or 0, point.counted_bytes) for point in points if point.counted_bytes is not None]
     if len(ran) < 2:
@@ -161,7 +161,8 @@ def fit_line(points: Sequence[Point], largest: int | None) -> tuple[int, int, in
     mean_bytes = Fraction(sum(nbytes for _, nbytes in near), len(near))
     slope = sum((size - mean_size) * nbytes for size, nbytes in near) / sum((size - mean_size) ** 2 for size, _ in near)
     intercept = mean_bytes - slope * mean_size
-    return round(slope), round(intercept), round(max(abs(nbytes - intercept - slope * size) for size, nbytes in near))
+    off = round(max(abs(nbytes - intercept - slope * size) for size, nbytes in near))
+    return None if 10 * off > max(nbytes for _, nbytes in ran) else (round(slope), round(intercept), off)
 
 
 # --- how large an input may be, found by analysing the step at each size ----------------------------------------------

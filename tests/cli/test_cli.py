@@ -166,6 +166,19 @@ TYPOS = {
     "analyze m --gpu rtx4090": "no option --gpu, did you mean --target?; see fxmem analyze --help",
     "analyze m --batch-size 4": "no option --batch-size, did you mean --batch?; see fxmem analyze --help",
     "train.py --lr 3": f"expected COMMAND to be one of {_VERBS}; got 'train.py', did you mean fxmem run train.py?; see",
+    "run --target l4 --batch 16 train.py": (
+        "no option --batch; the program's own come after it: fxmem run train.py --batch; see fxmem run --help"
+    ),
+    "run --targt l4 train.py": "no option --targt, did you mean --target?; the program's own come after it: fxmem run ",
+    "kv-cache m --share 0.85": "no option --share, did you mean --utilization?; see fxmem kv-cache --help",
+    "compare a.json b.json --fail-over -1%": (
+        "expected --fail-over as 0, as a share of the peak before (2%), or as bytes (8589934592) or with a unit (8GiB, "
+        "500MB), got '-1%'"
+    ),
+    "plan m --budget 16G": (
+        "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB) or as a share of the peak (60%, 0.6), got "
+        "'16G': 16GiB?"
+    ),
     "analyze m --targets=h100": "no option --targets, did you mean --target?; see fxmem analyze --help",
     "analyze m --precision bf61": (
         "expected --precision to be one of bf16, fp16; got 'bf61', did you mean bf16?; see fxmem analyze --help"
@@ -200,7 +213,7 @@ TYPOS = {
     "show own.py": (
         "expected a model as torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, "
         "pkg.mod:factory or file.py:factory; got 'own.py'; name the function or class in it that makes the model: "
-        "own.py:NAME"
+        "own.py:NAME; as a script: fxmem run own.py"
     ),
     "schema reprot": f"schema: expected one of {_SCHEMAS}; got 'reprot'",
     "doctor --target": "no option --target, did you mean --targets?; see fxmem doctor --help",

@@ -213,6 +213,14 @@ class Words(nn.Module):
     def forward(self, x):
         return self.inner(x)
 
+class Tokens(Words):
+    def forward(self, ids):
+        return self.inner(ids)[:, : ids.shape[1]]
+
+class Slices(Words):
+    def forward(self, ids):
+        return self.inner(ids[:, 1:])
+
 class Two(UNet):
     def forward(self, a, b):
         return super().forward(a + b)
@@ -546,6 +554,10 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "hf:meta-llama/Llama-3.1-8": (2, "closest: meta-llama/Llama-3.1-8B, .*--download fetches its config.json"),
     # inputs
     "mine.py:UNet --input 3x32x32": (1, r"is the batch missing\? --input 1x3x32x32"),
+    "mine.py:Tokens --input 512:int64": (1, r"is the batch missing\? --input 1x512:int64"),
+    "mine.py:Tokens --input ids:512:int64": (1, r"is the batch missing\? --input ids:1x512:int64"),
+    "mine.py:Slices --input 512:int64": (1, r"is the batch missing\? --input 1x512:int64"),
+    "mine.py:Tokens": (2, r"--input 8x3x224x224 or --input ids:8x1024:int64"),
     "mine.py:UNet --input 2x32x32x3": (1, r"are the channels last\? --input 2x3x32x32"),
     "mine.py:Words --input 8x32": (1, r"are these token ids\? --input 8x32:int64"),
     "mine.py:Two --input a:8x32": (1, "each is an input of its own: --input a:8x32 --input b:SHAPE"),

@@ -43,6 +43,11 @@ def test_a_misspelt_model(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("name", "value", "message"),
     [
         ("optimizer", "adamx", "expected an optimizer of torch.optim, got 'adamx'; closest: adamax, adam, radam"),
+        (
+            "optimizer",
+            "lion",
+            "got 'lion'; there are .*, sgd, sgd-momentum,.* or another package's: torchao:AdamW8bit, ",
+        ),
         ("loss", "cee", "got 'cee'; or as ce, mse, bce or l1"),
         ("loss", "losses.py:fn", "no file losses.py"),
     ],

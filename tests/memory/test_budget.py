@@ -132,6 +132,12 @@ def test_a_few_bytes_are_taken_for_a_slip(parse: Callable[[str], object]) -> Non
     assert parse("24 B") == Budget(24)
 
 
+@pytest.mark.parametrize("size", ["16g", "16 G"])
+def test_a_unit_without_its_end_is_answered_with_the_whole(size: str) -> None:
+    with pytest.raises(UsageError, match=r"got '16 ?[gG]': 16 ?[gG]iB\?$"):
+        parse_bytes(size)
+
+
 @pytest.mark.parametrize("size", ["64GB2", "0"])
 def test_no_share_is_offered_where_none_is_taken(size: str) -> None:
     with pytest.raises(UsageError, match=r"expected --host as bytes \(8589934592\) or with a unit \(8GiB, 500MB\)"):

@@ -68,7 +68,7 @@ def test_the_commit_that_widens_a_model_is_found(repository: list[str], capsys: 
 
 @pytest.mark.truth
 def test_a_bisection_that_finds_none_says_so(repository: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", repository[2], "main", "--bisect", COMMAND]) == 1
+    assert main(["compare", repository[2], "main", "--bisect", COMMAND, "--quiet"]) == 1
     assert "no commit changed it" in capsys.readouterr().err
     assert main(["compare", repository[3], "main", "--bisect", COMMAND]) == 1
     assert "the command fails at" in capsys.readouterr().err

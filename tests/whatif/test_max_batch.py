@@ -165,6 +165,15 @@ def test_the_line_is_the_least_squares_one_through_the_points_near_the_largest()
     assert max_batch.fit_line(points, 14) == (5, 0, 1)
     assert max_batch.fit_line(points[:2], 1) == (round((51 - 999) / 9), 999 + 105, 0)
     assert max_batch.fit_line(points[:1], 1) is None
+    # Slope 0 through (10, 100), (11, 80), (12, 100), off by 13; a tenth of the most is 10. With 90 it is off by 7.
+    assert max_batch.fit_line([point(10, 100), point(11, 80), point(12, 100)], 12) is None
+    assert max_batch.fit_line([point(10, 100), point(11, 90), point(12, 100)], 12) == (0, 97, 7)
+
+
+def test_a_line_that_is_none_is_left_out(curve: Fits) -> None:
+    none = dict.fromkeys(("per_sample_bytes", "constant_bytes", "line_error_bytes"))
+    assert "\nLine " in fits_table(curve)
+    assert "\nLine " not in fits_table(curve.model_copy(update=none))
 
 
 # --- against pencil and paper -----------------------------------------------------------------------------------------

@@ -194,7 +194,8 @@ def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]
         channels, *size = pretrained["input_size"]
         size = _pair(built.settings.get("img_size")) or size
         return (TensorSpec((batch_size, built.settings.get("in_chans", channels), *size)),)
-    raise _unknown_inputs_error(built, f"{batch_size}x3x224x224", "tokens:8x1024:int64")
+    tokens = ":".join([*required_parameters(module.forward)[:1], f"{batch_size}x{SEQUENCE_LENGTH}:int64"])
+    raise _unknown_inputs_error(built, f"{batch_size}x3x224x224", tokens)
 
 
 def _put(items: dict[str, Any], path: Sequence[str], value: Any, name: str) -> None:

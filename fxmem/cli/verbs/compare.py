@@ -123,7 +123,7 @@ def _find_commit(options: argparse.Namespace) -> Bisected:
     """The two steps and the commit that --bisect asks for."""
     from fxmem.whatif.bisection import bisect
 
-    given = [each.names[0] for each in ARGUMENTS[: len(_STEP)] if each.names[0][0] == "-" and each.is_given(options)]
+    given = [each.names[0] for each in _STEP if each.names[0] not in ("model", "--quiet") and each.is_given(options)]
     if given or options.changes or options.model is None or options.second is None:
         what = given[0] if given else "--with" if options.changes else "one commit or none"
         raise UsageError(

@@ -68,7 +68,9 @@ class Launch:
 
 
 def notebook_cells(file: str) -> Iterator[tuple[str, str]]:
-    """Name and Python text of each code cell; lines that are IPython's (`%time`, `!pip`) are left out.
+    """Name and Python text of each code cell; lines that are IPython's (`%time`, `!pip`, `name?`) are left out.
+
+    Of those that are assigned, the name is: `files = !ls` makes an empty list, `x = %magic` None.
 
     Raises:
         UsageError: no notebook.
@@ -82,19 +84,20 @@ def notebook_cells(file: str) -> Iterator[tuple[str, str]]:
     for number, source in enumerate(sources, 1):
         if source.lstrip().startswith("%%") and not source.lstrip().startswith(_PYTHON_CELLS):
             continue
-        lines = [_blank(line) for line in source.splitlines(keepends=True)]
-        name = f"{file}[{number}]"
-        linecache.cache[name] = len(source), None, lines, name
-        yield name, "".join(lines)
+        text, name = _OF_IPYTHON.sub(_stand_in, source), f"{file}[{number}]"
+        linecache.cache[name] = len(source), None, text.splitlines(keepends=True), name
+        yield name, text
 
 
 _PYTHON_CELLS: Final = ("%%time", "%%timeit", "%%capture")
+_OF_IPYTHON: Final = re.compile(r"(?m)^([ \t]*)(?:([^\W\d][\w.,\[\] ]*= *)?([!%])(?:.*\\\n)*.*|[\w.?]*\?[\w.]*$)")
+"""The indentation of a line, with those that it goes on in; what is assigned by it, if anything; and its sign."""
 
 
-def _blank(line: str) -> str:
-    """A line, or `pass` in its place where it is IPython's."""
-    indented = line.lstrip()
-    return line if not indented.startswith(("%", "!")) else line[: len(line) - len(indented)] + "pass\n"
+def _stand_in(line: re.Match[str]) -> str:
+    """What stands in the place of a line of IPython's, in as many lines."""
+    indent, assigned, sign = line.groups(default="")
+    return f"{indent}{assigned + str([] if sign == '!' else None) if assigned else 'pass'}" + "\n" * line[0].count("\n")
 
 
 # --- what a launcher on the command line starts -----------------------------------------------------------------------

@@ -30,8 +30,22 @@ _DRIVER: Final = re.compile(
     r"Found no NVIDIA driver|CUDA driver version is insufficient|libcuda\.so|No CUDA GPUs are available"
     r"|0 active drivers"
 )
-_NO_DATA: Final = re.compile(r"Cannot access data pointer|data is not allocated yet")
-"""What torch says to those that look for a fake's memory."""
+_ADVICE: Final = {
+    "does not require grad and does not have a grad_fn": (
+        "; a loss has no graph within torch.no_grad(), of frozen tensors alone, or within checkpoint(..., "
+        "use_reentrant=True) of arguments that need no gradient (use_reentrant=False gives it one)"
+    ),
+    r"(?i)couldn't (connect to '?http|reach)|Cannot reach http|traffic has been disabled|(Name|servname)\b.* not known|"
+    r"name resolution|Failed to resolve": (
+        "; no weights are needed: make the model from a configuration, AutoModel.from_config(BertConfig()), or fill "
+        "the cache where there is a network; fxmem analyze hf:ORG/NAME needs none for the hub's models that it knows"
+    ),
+    f"{_DRIVER.pattern}|Cannot access data pointer|data is not allocated yet": (
+        "; it comes of the pretended card, which has no driver, and no memory behind its tensors: what calls CUDA "
+        "by itself, past torch, cannot run here"
+    ),
+}
+"""By what an error says, how it comes about and what to do, in words that follow it."""
 _HIGHER_ORDER_ADVICE: Final = {
     "cond": "Call the branch that is to be analysed",
     "while_loop": "Write the loop in Python, with the number of rounds to be analysed",
@@ -47,19 +61,7 @@ def describe_end(error: BaseException) -> str:
             "compiles what calls it, --compile as-is follows it"
         )
     asks = "; input() reads the answer from stdin: echo ANSWER | fxmem run" if isinstance(error, EOFError) else ""
-    return (
-        one_line(error) + asks + _of_missing_kernels(error) + _of_no_graph(str(error)) + _of_pretended_card(str(error))
-    )
-
-
-def _of_no_graph(text: str) -> str:
-    """How a loss comes to need no gradient, in words that follow the error; empty where it is another."""
-    if "does not require grad and does not have a grad_fn" not in text:
-        return ""
-    return (
-        "; a loss has no graph within torch.no_grad(), of frozen tensors alone, or within checkpoint(..., "
-        "use_reentrant=True) of arguments that need no gradient (use_reentrant=False gives it one)"
-    )
+    return one_line(error) + asks + _of_missing_kernels(error) + _of_text(str(error))
 
 
 def _of_missing_kernels(error: BaseException) -> str:
@@ -72,20 +74,16 @@ def _of_missing_kernels(error: BaseException) -> str:
     return command and f"; its kernels are known, and its Python is enough: {command}"
 
 
-def _of_pretended_card(text: str) -> str:
-    """How an error comes of the card that is not there, in words that follow it; empty where it does not."""
+def _of_text(text: str) -> str:
+    """How an error comes about, of the card that is not there or otherwise, in words that follow it; empty where that
+    is not known."""
     operator = next((match[1] for pattern in _NO_FAKE_KERNEL if (match := pattern.search(text))), None)
     if operator is not None and not operator.startswith("aten::"):
         return (
             f"; it comes of the pretended card, on which {operator} needs a fake kernel: "
             f"@torch.library.register_fake({operator!r}) beside its definition says what it returns"
         )
-    if _DRIVER.search(text) or _NO_DATA.search(text):
-        return (
-            "; it comes of the pretended card, which has no driver, and no memory behind its tensors: what calls CUDA "
-            "by itself, past torch, cannot run here"
-        )
-    return ""
+    return next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, text)), "")
 
 
 def explain_error(error: Exception, model: torch.nn.Module) -> AnalysisError:
@@ -189,6 +187,10 @@ _DIMENSIONS: Final = re.compile(
 )
 
 
+_TOO_FEW: Final = re.compile(
+    r"(?!.*; its batch has ).*((tuple index|Dimension) out of range|too many indices|not enough values)"
+)
+"""Of a shape that has fewer dimensions than forward reads."""
 _CHANNELS: Final = re.compile(r"expected input\[.*\] to have (\d+) channels, but got")
 _MISSING: Final = re.compile(r"(\w+)\.forward\(\) missing \d+ required positional arguments?: (.*)")
 
@@ -204,15 +206,15 @@ def suggest_input(text: str, model: torch.nn.Module, args: Any, kwargs: Mapping[
     channels = _CHANNELS.search(text)
     for name, tensor in tensors:
         first, *size = shape = tuple(tensor.shape) or (0,)
-        if not tensor.is_floating_point():
-            continue
-        if "embedding expected indices" in text:
+        is_image = tensor.is_floating_point() and len(size) == 2 and first in (1, 3, 4) and min(size) >= 8
+        is_too_short = tensor is tensors[0][1] and not size and _TOO_FEW.match(text)
+        if is_too_short or (is_image and _DIMENSIONS.search(text)):
+            return f"is the batch missing? --input {name}1x{format_shape(shape)}{_spell_dtype(tensor)}"
+        if tensor.is_floating_point() and "embedding expected indices" in text:
             return f"are these token ids? --input {name}{format_shape(shape)}:int64"
         if channels is not None and len(shape) == 4 and shape[-1] == int(channels[1]):
             turned = format_shape((first, size[2], size[0], size[1]))
             return f"are the channels last? --input {name}{turned}{_spell_dtype(tensor)}"
-        if _DIMENSIONS.search(text) and len(size) == 2 and first in (1, 3, 4) and min(size) >= 8:
-            return f"is the batch missing? --input {name}1x{format_shape(shape)}{_spell_dtype(tensor)}"
     return ""
 
 
@@ -245,7 +247,7 @@ def user_code_error(error: BaseException, what: str) -> FxmemError:
         return EnvironmentLacksError(f"{what} needs something that is not installed{at}: {one_line(error)}")
     if isinstance(error, SystemExit):
         return AnalysisError(f"{what} called sys.exit{at}; keep what a script runs under `if __name__ == '__main__':`")
-    return AnalysisError(f"{what} raised{at}: {one_line(error)}")
+    return AnalysisError(f"{what} raised{at}: {one_line(error)}{_of_text(str(error))}")
 
 
 def _line_outside_libraries(error: BaseException) -> tuple[str, int] | None:

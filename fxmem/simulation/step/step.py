@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from fxmem._torch.autograd import release_gradients, steps_in_backward
 from fxmem._torch.common import iterate_tensors
-from fxmem.errors import UsageError, closest, unknown_name
+from fxmem.errors import UsageError, closest, unknown_optimizer
 from fxmem.records.profile import Step
 from fxmem.records.units import OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS, Mode, Precision
 from fxmem.simulation.step.given.adapters import library_optimizer
@@ -282,7 +282,7 @@ def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         raise UsageError(f"optimizer {name!r} {_REFUSED[key]}; choose another, or None to leave the optimizer out")
     classes = _classes()
     if key not in classes:
-        raise unknown_name("an optimizer of torch.optim", name, [*classes, *_PRESETS])
+        raise unknown_optimizer(name, [*classes, *_PRESETS])
     return classes[key], _read_options(classes[key], spec, options, preset)
 
 

@@ -35,7 +35,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.context import context_range
 from fxmem.simulation.program import Launch, RunSettings, find_started, launch
-from fxmem.simulation.recording.error_advice import describe_end
+from fxmem.simulation.recording.error_advice import describe_end, user_code_error
 
 
 def least_context(card: str) -> int:
@@ -248,6 +248,13 @@ def test_an_error_of_the_pretended_card_says_so() -> None:
     assert describe_end(ValueError("of its own")) == "ValueError: of its own"
 
 
+def test_an_error_without_a_network_says_how_to_do_without() -> None:
+    error = OSError("We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them")
+    assert "; no weights are needed: make the model from a configuration" in describe_end(error)
+    assert "fxmem analyze hf:ORG/NAME needs none" in str(user_code_error(error, "clf.py:make"))
+    assert "no weights" in describe_end(OSError("[Errno -3] Temporary failure in name resolution"))
+
+
 def test_a_loss_behind_a_reentrant_checkpoint_says_how_it_lost_its_graph() -> None:
     with fxmem.record("h100"):
         model, x = nn.Linear(8, 8).cuda(), torch.zeros(2, 8, device="cuda")
@@ -260,6 +267,17 @@ def test_a_loss_behind_a_reentrant_checkpoint_says_how_it_lost_its_graph() -> No
     assert "checkpoint(..., use_reentrant=True) of arguments that need no gradient" in describe_end(raised.value)
 
 
+_OF_IPYTHON = """%matplotlib inline
+files = !ls
+found = [7]
+if not files:
+    found[0] = !ls -l \\
+        *.py
+    kept = %who_ls
+assert (files, found, kept, 7 != 5) == ([], [[]], None, True)
+str.join?
+?str
+"""
 _SCRIPT = """
 import os, sys, torch
 assert sys.argv[1:] == ["--lr", "1"]
@@ -308,7 +326,7 @@ def test_what_starts_a_program_starts_it_here(
     (tmp_path / "pkg").mkdir()
     for script in ("train.py", "pkg/__init__.py", "pkg/train.py"):
         (tmp_path / script).write_text("" if "__" in script else _SCRIPT)
-    cells = [("markdown", "# A title"), ("code", "%matplotlib inline\n"), ("code", "%%bash\nls"), ("code", _SCRIPT)]
+    cells = [("markdown", "# A title"), ("code", _OF_IPYTHON), ("code", "%%bash\nls"), ("code", _SCRIPT)]
     (tmp_path / "train.ipynb").write_text(json.dumps({"cells": [{"cell_type": a, "source": [b]} for a, b in cells]}))
     is_module = command[0] == "-m"
     program, *arguments = command[is_module:]
