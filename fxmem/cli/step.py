@@ -115,7 +115,9 @@ def program_step(options: argparse.Namespace, words: ProgramWords, *, goes_on: b
 
     steps = STEPS if options.steps is None else options.steps
     goes_on = goes_on and options.steps is None
-    return ProgramStep(ProgramCommand(Launch(*words), card, steps, options.compile, goes_on))
+    values = ((f"--{name}", getattr(options, name, None)) for name in ("target", "steps", "compile", "ranks", "rank"))
+    given = tuple(str(word) for pair in values if pair[1] is not None for word in pair)
+    return ProgramStep(ProgramCommand(Launch(*words), card, steps, options.compile, goes_on, given))
 
 
 def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:

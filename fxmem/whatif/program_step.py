@@ -168,6 +168,8 @@ class ProgramCommand:
     """"as-is" compiles what it compiles; None runs that as eager code."""
     goes_on: bool = False
     """Whether it runs on as `fxmem run` does: while it grows, through the longest batch and what follows the epoch."""
+    given: tuple[str, ...] = ()
+    """Options of the command line that it is of, before `--run`."""
 
     def __post_init__(self) -> None:
         check_program(self.launch)

@@ -130,7 +130,7 @@ def test_advice_and_cards_offer_the_host_s_memory() -> None:
     bench = ModelBench(layers(), "64GiB")
     plan = bench.plan(None, "auto", "60%", lambda _: None)
     assert plan.host_bytes > 0
-    assert "host_memory='64GiB'" in bench.plan_code(plan)[0]
+    assert "host_memory='64GiB'" in bench.plan_code(plan, 1 << 30)[0]
     with torch.device("meta"):
         model, x = nn.Sequential(*(Layer() for _ in range(6))), torch.zeros(int(5.7 * ROWS), WIDTH)
     without, with_host = (

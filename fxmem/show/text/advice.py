@@ -18,6 +18,8 @@ from fxmem.show.text.tables import Column, fit, grid, label_content, lay_out_sec
 
 _WORTH_A_ROW: Final = 100
 """A change that frees less than one such part of the peak is named in one line with its like; the record has it."""
+_MEANING: Final = {"rounding": ": gradients differ by rounding", "training": ": another optimisation"}
+"""Of other operators in backward, by the effect of what changes them."""
 
 
 def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
@@ -77,14 +79,17 @@ def _describe_patch(advice: Advice, patched: Suggestion) -> Iterator[Fact]:
     lines = patched.patch.splitlines()
     files = sum(each.startswith("+++ ") for each in lines)
     added, removed = (sum(each.startswith(sign) for each in lines) - files for sign in "+-")
-    worth = f"the peak is {format_bytes(patched.peak.counted_bytes)} with it"
+    short = f", still too much for {advice.target.name}" if patched.peak.fits is False else ""
+    short = ", still above the budget" if 0 < (advice.budget_bytes or 0) < patched.peak.counted_bytes else short
+    worth = f"the peak is {format_bytes(patched.peak.counted_bytes)} with it{short}"
     if patched.growth_bytes is not None:
         worth += f", and grows by {patched.growth_bytes:,} bytes a step"
-    if patched.same_backward is not None:
-        worth += "; backward runs "
-        worth += "the same operators on the same shapes" if patched.same_backward else "other operators"
-        worth += ", beside what it recomputes" if patched.same_backward and (patched.extra_flops or 0) > 0 else ""
-    yield Fact("Patch", patched.title, tone="good")
+    if patched.same_backward:
+        again = ", beside what it recomputes" if (patched.extra_flops or 0) > 0 else ""
+        worth += f"; backward runs the same operators on the same shapes{again}"
+    elif patched.same_backward is not None:
+        worth += f"; backward runs other operators{_MEANING.get(patched.effect, '')}"
+    yield Fact("Patch", patched.title, tone="bad" if short else "good")
     yield Fact("", f"{files} {'file' if files == 1 else 'files'}, +{added} -{removed} lines: {worth}")
 
 

@@ -162,9 +162,8 @@ class ModelBench(Bench[Variant, Analysis]):
         """Whether plans of strategy "norms" are worth a try."""
         return any("batch_norm" in op.name for op in self.step.profile.ops)
 
-    def plan_code(self, plan: Plan) -> tuple[str, str]:
-        """What to write for a plan, and what to know before."""
-        budget = plan.after.counted_bytes if plan.budget_bytes is None else plan.budget_bytes
+    def plan_code(self, plan: Plan, budget: float) -> tuple[str, str]:
+        """See `Bench.plan_code`."""
         asked = '"norms"' if plan.strategy == "norms" else f"budget={budget}"
         if plan.host_bytes:
             asked += f", host_memory={self.host_memory!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -204,13 +205,15 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         title = f"activation checkpoints: {plan.extent}"
         return AnyChange(key, title, "none", "", _write(edits)) if edits else None
 
-    def plan_code(self, plan: Plan) -> tuple[str, str]:
-        """What to write for a plan, and what to know before."""
-        budget = plan.after.counted_bytes if plan.budget_bytes is None else plan.budget_bytes
-        made = f"plan = fxmem.plan(train, budget={budget})"
-        if isinstance(self.step.program, ProgramCommand):
-            made = f"# fxmem plan --budget {budget} --json plan.json --run {self.step.program.name}\n"
-            made += "plan = fxmem.load_plan('plan.json')"
+    def plan_code(self, plan: Plan, budget: float) -> tuple[str, str]:
+        """See `Bench.plan_code`."""
+        program = self.step.program
+        if isinstance(program, ProgramCommand):
+            given = shlex.join([*program.given, "--budget", str(budget), "--json", "plan.json"])
+            made = f"# fxmem plan {given} --run {program.name}\nplan = fxmem.load_plan('plan.json')"
+        else:
+            options = {"target": program.target.name, **program.options}
+            made = f"plan = fxmem.plan(train, budget={budget}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
         return f"import fxmem\n{made}\nmodel = fxmem.checkpoint(model, plan)", "before the model is called"
 
 
@@ -266,14 +269,16 @@ def _in_place_change(step: ProgramStep, files: Iterable[str], bound: Callable[[s
 
 
 def _find_forward(profile: Profile) -> tuple[str, int, int] | None:
-    """The file, and the lines from the call of a model to where its loss is made; None where they are not the
-    program's own."""
-    call = next((each.source for each in profile.calls if "." not in each.module and each.source is not None), None)
+    """The file, and the lines from the call of a model to where its loss is made, before the first backward; None where
+    they are not the program's own."""
+    # A round begins with what follows the optimizer's step of the one before.
+    begin, call = next(((c.first_node, c.source) for c in profile.calls if "." not in c.module and c.source), (0, None))
     if call is None or not is_own_file(call.file):
         return None
-    there = [each.source for each in profile.nodes if each.source is not None and each.source.file == call.file]
-    lines = [each.line for each in there if each.function == call.function and each.line >= call.line]
-    return call.file, call.line, max(lines, default=call.line)
+    end = next((index for index, op in enumerate(profile.ops) if op.phase is Phase.BACKWARD), None)
+    there = (profile.nodes[op.node].source for op in profile.ops[:end] if op.node >= begin)
+    own = (each.line for each in there if each and (each.file, each.function) == (call.file, call.function))
+    return call.file, call.line, max(call.line, *own)
 
 
 # --- what grows -------------------------------------------------------------------------------------------------------

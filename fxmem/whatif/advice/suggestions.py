@@ -28,6 +28,8 @@ _Outcome = Outcome[Any, Any]
 
 _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
+_SHARES = 100_000
+"""A plan that was judged by its allocated bytes alone is asked for by a whole number of such parts of the peak."""
 _LONG_RUN = 10_000
 """Steps of a long run."""
 _TRIED = 100
@@ -313,9 +315,8 @@ class _Advisor:
         except (ExceededError, AnalysisError):
             return
         points = [plan, *(_move_along(plan, point) for point in plan.curve[-1:])]
-        named = [
-            (each, key) for each, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False) if each.regions
-        ]
+        keys = ("checkpoint", "checkpoint-most")
+        named = [(each, key) for each, key in zip(points, keys, strict=False) if each.regions]
         found = [self._suggest_plan(point, key) for point, key in named]
         self._written_plans = [each for point, key in named if (each := self.bench.write_plan(point, key)) is not None]
         found = found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found
@@ -324,7 +325,9 @@ class _Advisor:
             self.found(suggestion)
 
     def _suggest_plan(self, plan: Plan, key: str) -> Suggestion:
-        code, note = self.bench.plan_code(plan)
+        share = min(plan.after.counted_bytes * _SHARES // plan.before.counted_bytes + 1, _SHARES) / _SHARES
+        asked = plan.budget_bytes if self.limit is not None and self.limit.bounds_allocator else None
+        code, note = self.bench.plan_code(plan, asked or share)
         return Suggestion(
             key=key,
             title=f"activation checkpoints: {plan.extent}",
@@ -549,14 +552,8 @@ def _order(change: _Change) -> tuple[bool, str]:
 
 def _move_along(plan: Plan, point: CurvePoint) -> Plan:
     """The plan at another point of its curve."""
-    update = {
-        "chosen": point.strategy,
-        "application": point.application,
-        "regions": point.regions,
-        "after": point.peak,
-        "extra_flops": point.extra_flops,
-        "after_seconds": point.step_seconds,
-    }
+    update: dict[str, object] = {"chosen": point.strategy, "application": point.application, "regions": point.regions}
+    update |= {"after": point.peak, "extra_flops": point.extra_flops, "after_seconds": point.step_seconds}
     return plan.model_copy(update=update)
 
 

@@ -225,8 +225,8 @@ class Bench(Generic[WayT, StepT]):
         with the one that reaches lowest."""
         return verified_plan.plan_ends(self.step, host_memory=self.host_memory, progress=progress)
 
-    def plan_code(self, plan: Plan) -> tuple[str, str]:
-        """What to write for a plan, and what to know before."""
+    def plan_code(self, plan: Plan, budget: float) -> tuple[str, str]:
+        """What to write for a plan, which keeps this budget, and what to know before."""
         raise NotImplementedError
 
     def write_plan(self, plan: Plan, key: str) -> AnyChange[WayT, StepT] | None:

@@ -17,7 +17,7 @@ import fxmem
 from fxmem import analyze
 from fxmem.__main__ import main
 from fxmem.records import schemas
-from fxmem.records.advice import Advice
+from fxmem.records.advice import Advice, Effect
 from fxmem.records.findings import Finding
 from fxmem.records.units import format_bytes
 from fxmem.show.text import advice as advice_reporting
@@ -220,6 +220,31 @@ def test_a_step_that_does_not_fit_says_so_and_which_changes_do(advice: Advice) -
     assert [line[-3:].strip() for line in text.splitlines() if re.match(r"[12]\. ", line)] == ["yes", "no"]
     fits = advice_reporting.table(advice.model_copy(update={"target": small}), width=140)
     assert "Fits" not in fits
+
+
+@pytest.mark.parametrize(
+    ("budget", "fits", "effect", "said"),
+    [
+        (1, None, "none", "with it, still above the budget; backward runs other operators"),
+        (
+            None,
+            False,
+            "training",
+            "with it, still too much for cpu; backward runs other operators: another optimisation",
+        ),
+        (None, True, "rounding", "with it; backward runs other operators: gradients differ by rounding"),
+    ],
+)
+def test_a_patch_says_what_it_does_not_reach(
+    advice: Advice, budget: int | None, fits: bool | None, effect: Effect, said: str
+) -> None:
+    first = advice.suggestions[0]
+    peak = first.peak.model_copy(update={"fits": fits})
+    patched = first.model_copy(
+        update={"peak": peak, "effect": effect, "same_backward": False, "patch": "+++ b/x.py\n+y"}
+    )
+    shown = advice.model_copy(update={"patched": patched, "budget_bytes": budget})
+    assert f"{said}\n" in advice_reporting.table(shown, width=200)
 
 
 def test_advice_has_what_is_found_in_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

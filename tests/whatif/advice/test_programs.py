@@ -15,6 +15,7 @@ from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import advise as advise_command
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.advice import Advice, Suggestion
+from fxmem.records.plan import Plan
 
 pytestmark = pytest.mark.truth
 
@@ -88,7 +89,11 @@ def test_what_is_suggested(advice: Advice) -> None:
     by_key = {each.key: each for each in advice.suggestions}
     assert by_key["bf16-autocast"].saved_bytes > 0
     assert by_key["checkpoint-most"].saved_bytes > 0
-    assert "fxmem.plan(train, budget=" in by_key["checkpoint-most"].code
+    most = by_key["checkpoint-most"]
+    called = next(line for line in most.code.splitlines() if line.startswith("plan = "))
+    assert called.endswith(", target='rtx4090', steps=2)")
+    made: Plan = eval(called.removeprefix("plan = "), {"fxmem": fxmem, "train": train})
+    assert made.after.counted_bytes < 1.0001 * most.peak.counted_bytes
     assert advice.before.counted_bytes == peak()
 
 

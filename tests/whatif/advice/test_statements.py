@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import fxmem
 from fxmem.__main__ import main
 from fxmem.records.advice import Advice
 from fxmem.whatif.advice import statements
@@ -228,7 +230,7 @@ from model import Net
 
 net = Net().cuda()
 optimizer = torch.optim.Adam(net.parameters())
-seen = []
+seen, total = [], 0.0
 for step in range(6):
     x = torch.randn(1 << 14, 256, device="cuda")
     out = net(x)
@@ -238,6 +240,7 @@ for step in range(6):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    total = total + loss.detach()
 """
 MODEL = """
 from torch import nn
@@ -275,7 +278,15 @@ def test_a_program_runs_with_its_patch_as_it_was_said(
     assert f"Peak        {said} allocated" in capsys.readouterr().out
     short = advise("--patch", "short.diff", "--budget", "230MiB")
     assert "numbers: rounding" in " ".join(short.split())
-    assert "+    with torch.autocast" in Path("short.diff").read_text(encoding="utf-8")
+    patch = Path("short.diff").read_text(encoding="utf-8")
+    within = patch.partition("+    with torch.autocast")[2].splitlines()
+    assert [each[1:].strip() for each in within if each.startswith("+        ")] == [
+        "out = net(x)",
+        "wide = out.exp()",
+        "loss = wide.sum()",
+        "seen.append(out.detach().cpu())",
+    ]  # neither backward nor what follows it
+    assert "backward runs other operators: gradients differ by rounding" in " ".join(short.split())
 
 
 BLOCKS = """
@@ -324,6 +335,12 @@ def test_a_plan_is_a_patch_where_the_step_does_not_fit(
     assert (patched.key, patched.same_backward) == ("checkpoint", True)
     assert patched.peak.counted_bytes == plan.peak.counted_bytes  # what was planned on modules is what the lines do
     assert "beside what it recomputes" in " ".join(capsys.readouterr().out.split())
+    written = next(line for line in plan.code.splitlines() if line.startswith("# fxmem plan "))
+    assert written.startswith("# fxmem plan --target rtx3060 --budget 0.")
+    assert main(shlex.split(written.removeprefix("# fxmem "))) == 0  # carried out as it is printed
+    made = fxmem.load_plan("plan.json")
+    assert made.after.counted_bytes < 1.0001 * plan.peak.counted_bytes
+    assert (made.extra_flops or 0) <= (plan.extra_flops or 0)
     apply_patch(tmp_path, patched.patch)
     assert "+from torch.utils.checkpoint import checkpoint\n+import functools\n" in patched.patch
     assert main(["run", "--target", "rtx3060", "train.py"]) == 0

@@ -33,7 +33,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 
 def _describe(text: str, nbytes: int, change: str) -> Finding:
-    return Finding(cause="optimizer-state", text=text, nbytes=nbytes, change=f"{change}; see fxmem advise")
+    return Finding(cause="optimizer-state", text=text, nbytes=nbytes, change=change)
 
 
 register("optimizer-state", find)
