@@ -295,8 +295,7 @@ class EvaluationPass(Record):
     def is_carried_on(self) -> bool:
         """Whether batches that did not run leave something more: what the program makes of all of it (one tensor, by
         `torch.cat`) is of those that ran."""
-        is_over = self.batches is not None and self.ran >= self.batches
-        return bool(self.growth_bytes or self.is_loop) and not is_over
+        return bool(self.growth_bytes or self.is_loop) and (self.batches is None or self.ran < self.batches)
 
     @property
     def of(self) -> Literal["batch", "pass"]:

@@ -116,9 +116,8 @@ def later_facts(program: ProgramRun) -> Facts:
 def evaluation_facts(program: ProgramRun) -> Facts:
     """A line for each pass that follows the epoch, or loop that trains nothing: its batches, and what each leaves."""
     labels = ["Loop" if each.is_loop else "Evaluation" for each in program.evaluations]
-    lines = map(_describe_evaluation, program.evaluations)
-    pairs = zip(["", *labels], labels, lines, strict=False)
-    return make_printable([Fact("" if label == before else label, line) for before, label, line in pairs])
+    rows = zip(["", *labels], labels, map(_describe_evaluation, program.evaluations), strict=False)
+    return make_printable([Fact("" if label == before else label, line) for before, label, line in rows])
 
 
 def _describe_evaluation(about: EvaluationPass) -> str:

@@ -97,8 +97,7 @@ class LoopWatch:
             inner = [marks[depth + 1 :][:1] for marks in (self._stood, stood)]
             is_in_same_call = each[1] == before[1] and inner[0] and inner[1] and inner[0][0][0] is inner[1][0][0]
             if each[1] <= before[1] and not is_in_same_call:
-                loops = list(self._find_loops(frames[depth], depth))
-                return (each[0], loops) if loops else None
+                return (each[0], loops) if (loops := [*self._find_loops(frames[depth], depth)]) else None
             if each[0] is followed:
                 return None
         return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -35,6 +36,8 @@ _CONFIRMED: Final = 2
 """Calls that are alike before others are made of them."""
 _TRIED: Final = 4
 """Calls of which none is like the one before it, after which the others run unwatched."""
+_MOST_LAYOUTS: Final = 64
+"""Of arguments of a module, after which its calls run."""
 _DEEPEST: Final = 8
 """From a module to a number that counts its calls: by a registry of hooks, a hook and its state."""
 _MOST_VALUES: Final = 200_000
@@ -136,16 +139,16 @@ class RepeatedCalls:
         if self._runs_all or not (self.is_on or infers):
             return call.run()
         self.ran += 1
-        module = call.module
-        leaves, structure = torch_common.tree_flatten((call.args, call.kwargs))
+        module, (leaves, structure) = call.module, torch_common.tree_flatten((call.args, call.kwargs))
         key: list[Any] = [repr(structure), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
         key += torch.is_inference_mode_enabled(), module.training, self._has_cast
         self._has_cast = torch.is_autocast_enabled("cuda")
         tensors: list[torch.Tensor] = []
         is_known = torch_fakes.describe(leaves, self._mode, None, key, tensors, of_offset=False)
-        if torch.is_grad_enabled() or not is_known:
+        calls = self._known.setdefault(module, {})
+        if torch.is_grad_enabled() or not is_known or len(calls) > _MOST_LAYOUTS:
             return call.run()
-        known = self._known.setdefault(module, {}).setdefault(tuple(key), _Calls())
+        known = calls.setdefault(tuple(key), _Calls())
         known.count += 1
         if known.last is not None and any(known.last.storages[each].death is None for each in known.last.casts):
             known.last, known.alike, known.count = None, 0, _TRIED  # autocast still has its casts: another makes none
@@ -166,7 +169,8 @@ class RepeatedCalls:
         self, module: torch.nn.Module, run: Callable[[], Any], tensors: list[torch.Tensor]
     ) -> tuple[Any, _Call | None]:
         """Run a call; its result, and how to make one like it, None where that cannot be said."""
-        before = None if any(map(_has_own_hooks, module.modules())) else _list_state(module)
+        hooks = (hook for each in module.modules() for hook in torch_modules.forward_hooks(each))
+        before = None if any(map(is_own_code, hooks)) else _list_state(module)
         if before is None:
             return run(), None
         log, ops, memory = self._log, self._log.ops, self._memory
@@ -251,10 +255,6 @@ class RepeatedCalls:
         return torch_common.tree_unflatten(map(make, call.leaves), call.structure)
 
 
-def _has_own_hooks(module: torch.nn.Module) -> bool:
-    return any(map(is_own_code, torch_modules.forward_hooks(module)))
-
-
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _DICTS: Final = (dict, collections.OrderedDict, collections.defaultdict)
 _LISTS: Final = (list, tuple, set, frozenset, collections.deque)
@@ -264,8 +264,7 @@ _TENSORS: Final = ("_parameters", "_buffers")
 
 def _list_state(module: torch.nn.Module) -> list[Any] | None:
     """The numbers that a module has and what belongs to it, and its tensors; None where there are too many."""
-    found: list[Any] = []
-    seen: set[int] = set()
+    found, seen = list[Any](), set[int]()
 
     def note(value: Any, depth: int) -> None:
         kind = type(value)
@@ -289,10 +288,9 @@ def _list_state(module: torch.nn.Module) -> list[Any] | None:
         for name, value in vars(each).items():
             if name not in _TENSORS:
                 note(value, 0)
-        code = getattr(type(each).forward, "__code__", None)
-        if code is not None and is_own_code(type(each).forward):
-            for name in code.co_names:
-                note(type(each).forward.__globals__.get(name), 0)
+        forward = inspect.unwrap(type(each).forward)
+        for name in forward.__code__.co_names if is_own_code(forward) else ():
+            note(forward.__globals__.get(name), 0)
     return None if len(found) > _MOST_VALUES else found
 
 

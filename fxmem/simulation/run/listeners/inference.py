@@ -68,8 +68,7 @@ class Inference(RoundListener):
         turns = [each.turns for each in loops]
         batches = None if None in turns else math.prod(each or 0 for each in turns)
         place = f"{package_path(loop.file)}:{loop.head}"
-        if not self._evaluations.note_batch(place, batches, self._passes, is_loop=True):
-            self._is_settled = True
+        self._is_settled = not self._evaluations.note_batch(place, batches, self._passes, is_loop=True)
 
     def _end_loop(self) -> None:
         if self._loop is not None:
@@ -82,12 +81,10 @@ class Inference(RoundListener):
     def assume(self, run: ProgramRun, peak_bytes: int) -> Iterator[Assumption]:
         """That calls which are alike stay so."""
         if self._repeats.made:
-            made, all_ = self._repeats.made, self._repeats.made + self._repeats.ran
-            text = f"{made:,} of {all_:,} calls of models without gradients were made of those that ran and were alike"
-            differs = (
-                self._repeats.differs and f"; a later one of {self._repeats.differs} was not: --until end runs all"
-            )
-            yield Assumption(topic="calls", text=text + differs)
+            share = f"{self._repeats.made:,} of {self._repeats.made + self._repeats.ran:,} calls of models"
+            text = f"{share} without gradients were made of those that ran and were alike"
+            text += (kind := self._repeats.differs) and f"; a later one of {kind} was not: --until end runs all"
+            yield Assumption(topic="calls", text=text)
 
 
 register("inference", Inference)
