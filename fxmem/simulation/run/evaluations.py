@@ -82,12 +82,12 @@ class Evaluations:
         self._is_known, self._until, self._repeats.is_on = False, 0.0, False
         self._is_listed = self.is_cut = False
 
-    def end_loop(self, ran: int) -> None:
-        """A loop is over that was followed, after so many passes."""
+    def end_loop(self, ran: int, *, is_over: bool = True) -> None:
+        """A loop that was followed is over after so many passes, or the program is before."""
         if self._is_listed and not self.is_cut:
             most = self._machine.find_peak()[0]
-            update = {"ran": ran, "batches": ran, "requested_bytes": most, "end_bytes": most}
-            self.passes[-1] = self.passes[-1].model_copy(update={**update, "reserved_bytes": None, "full_at": None})
+            whole = {"batches": ran, "end_bytes": most, "reserved_bytes": None, "full_at": None} if is_over else {}
+            self.passes[-1] = self.passes[-1].model_copy(update={"ran": ran, "requested_bytes": most, **whole})
 
     def note_asked(self, of: LoaderPass, ran: int) -> bool:
         """A pass over a loader asks for its next batch; as `note_batch`."""
@@ -124,9 +124,9 @@ class Evaluations:
             **self._growth.describe(),
         )
         replayed = None if self._memory is None else self._replay(now, self._memory)
+        self._is_known = ran >= EVALUATED and (replayed is not None or not now.growth_bytes or self._memory is None)
         now = now.model_copy(update={"end_bytes": self._find_end(now), **(replayed or {})})
         self.passes.append(now)
-        self._is_known = ran >= EVALUATED and (replayed is not None or not now.growth_bytes or self._memory is None)
         if ran < EVALUATED or (not self._is_known and ran < MOST_EVALUATED):
             return True
         return self._begin_whole(now)
@@ -186,7 +186,7 @@ class Evaluations:
     def _find_end(self, of: EvaluationPass) -> int | None:
         """The most requested at once in a whole pass; None where its end is not known."""
         ahead = _find_ahead(of, min(of.ran, self._calls))  # as in `_replay`
-        if ahead is None:
+        if ahead is None or (of.is_loop and not self._is_known):  # passes of a loop may become anything
             return None
         if not any(ahead.values()):
             return of.requested_bytes

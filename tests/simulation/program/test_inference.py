@@ -114,8 +114,8 @@ def test_a_loop_in_which_the_card_is_full_keeps_its_number_of_passes() -> None:
     recorded = run("large", 100_000)
     each = found(recorded)
     assert recorded.program.ending.startswith("ran out of memory at ")
-    assert each.batches == 100_000
-    assert each.ran < 50
+    assert (each.batches, each.end_bytes) == (100_000, None)
+    assert 9 < each.ran < 50
     assert each.is_carried_on
 
 

@@ -40,8 +40,8 @@ class Inference(RoundListener):
 
     def note_round(self, over: RoundOver) -> None:
         """A round after set-up is a step, or the whole program."""
-        if not self._trains and over.number and (over.is_whole or over.is_over):
-            self._end_loop()
+        if not self._trains and over.number:
+            self._end_loop(is_over=over.is_whole or over.is_over)
         self._trains |= over.number > 0
         if Phase.BACKWARD in over.record.phases:
             self._evaluations.passes = [each for each in self._evaluations.passes if not each.is_loop]
@@ -70,9 +70,9 @@ class Inference(RoundListener):
         place = f"{package_path(loop.file)}:{loop.head}"
         self._is_settled = not self._evaluations.note_batch(place, batches, self._passes, is_loop=True)
 
-    def _end_loop(self) -> None:
+    def _end_loop(self, *, is_over: bool = True) -> None:
         if self._loop is not None:
-            self._evaluations.end_loop(self._passes + 1)
+            self._evaluations.end_loop(self._passes + is_over, is_over=is_over)
 
     def takes_long(self, operators: int) -> bool:
         """Whether the other passes would take long, and are known to be like those that ran."""
