@@ -369,7 +369,7 @@ def test_inference_has_no_labels() -> None:
     [
         (
             "torch.nn:Identity",
-            r"its forward takes \(input\), write e.g. --input 2x3x224x224 or --input tokens:8x1024:int64",
+            r"its forward takes \(input\), write e.g. --input 2x3x224x224 or --input input:2x1024:int64",
         ),
         (
             "torchvision:fasterrcnn_mobilenet_v3_large_fpn",

@@ -23,7 +23,7 @@ def make_bench(**ranks: Any) -> tuple[ModelBench, dict[str, Change]]:
 
 
 def write_code(bench: ModelBench) -> tuple[str, str]:
-    return bench.plan_code(fxmem.plan(bench.step, "sqrt"))
+    return bench.plan_code(fxmem.plan(bench.step, "sqrt"), 0.5)
 
 
 def test_the_whole_model_is_changed_before_the_users_function_shards_it() -> None:
