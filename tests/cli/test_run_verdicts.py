@@ -155,9 +155,9 @@ def last(text: str) -> str:
 
 @pytest.mark.truth
 def test_an_operator_limit_is_no_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--max-operators", "30", PROGRAM, "outputs"]) == 1
+    assert main(["run", "--max-operators", "12", PROGRAM, "outputs"]) == 1
     said = last(capsys.readouterr().err)
-    assert re.search(r"stopped within step 1 of 3 at \S+:\d+, after 30 operators, most of them in ", said)
+    assert re.search(r"stopped within step 1 of 3 at \S+:\d+, after 12 operators, most of them in ", said)
     assert ": --max-operators N of fxmem run allows more, and fxmem.mark_step() ends" in said
     assert "Until then it requested " in said
 
