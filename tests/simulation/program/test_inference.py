@@ -94,6 +94,7 @@ def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
     assert f"with 6 of 300 passes of the loop at {PROGRAM}:56" in find_fit(short.profile, short.peak).verdict
 
 
+@pytest.mark.truth
 def test_the_pass_at_which_the_card_is_full() -> None:
     short = run("kept", 10_000_000, seconds=-1)
     assert short.peak.fits is False
