@@ -387,7 +387,7 @@ def parameters_keep_identity() -> Iterator[None]:
     """
 
     def make(original: Callable[..., Any], cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(data, torch.Tensor) and not (args and isinstance(args[0], torch.Tensor)):
+        if isinstance(data, torch.Tensor):  # and no mode
             return torch.nn.Parameter(data, *args, **kwargs)
         return original(cls, data, *args, **kwargs)
 

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from pydantic import ValidationError
@@ -21,6 +21,7 @@ from fxmem.cli.specs.inputs import FactorySpec, TensorSpec, parse_input
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import CATALOGUE
 from fxmem.records import json_reader
+from fxmem.records.parts import Record
 from fxmem.records.shared import SharedMachine, SharedSettings, SharedVerdict, System
 from fxmem.records.validation import ProgramVerdict, Verdict
 
@@ -79,7 +80,7 @@ def share(options: argparse.Namespace, verdict: Verdict | ProgramVerdict, inputs
     }
     shared, others = _admit(SharedVerdict, values)
     left = (*(names[dest] for dest in (*hidden, *refused)), *["--input"] * made, *unknown, *others)
-    return shared.model_copy(update={"left_out": left})  # type: ignore[no-any-return]  # `_admit` says Any
+    return shared.model_copy(update={"left_out": left})
 
 
 def _is_public(spec: str) -> bool:
@@ -91,7 +92,10 @@ def _is_public(spec: str) -> bool:
     return name.isidentifier() if found is None else found.name in hub_models.read_table()["models"]
 
 
-def _admit(kind: Any, values: Mapping[str, Any]) -> tuple[Any, list[str]]:
+_RecordT = TypeVar("_RecordT", bound=Record)
+
+
+def _admit(kind: type[_RecordT], values: Mapping[str, Any]) -> tuple[_RecordT, list[str]]:
     """A record of the values that its fields take, and the names of the others."""
     try:
         return kind(**values), []

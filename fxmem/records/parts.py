@@ -305,7 +305,7 @@ class EvaluationPass(Record):
     @property
     def title(self) -> str:
         """What it is, and where."""
-        return f"{'loop' if self.is_loop else 'evaluation'} at {self.place}"
+        return f"{'loop' if self.is_loop else 'evaluation'} at {self.place or 'a loader'}"
 
     @property
     def share(self) -> str:

@@ -97,10 +97,9 @@ def _kept(events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall]) 
     made: Counter[MeasuredCall] = Counter()
     for index, event in enumerate(events):
         call = event.call
-        if event.nbytes <= 0 or call is None:
+        if event.nbytes <= 0 or call is None or index in scratch:
             continue
-        if call.name in _RESULTS_OF_KNOWN_SHAPE and index not in scratch:
-            made[call] += 1
+        made[call] += call.name in _RESULTS_OF_KNOWN_SHAPE
         if call.name == BACKEND or made[call] > _RESULTS_OF_KNOWN_SHAPE.get(call.name, 0):
             yield index, call
 

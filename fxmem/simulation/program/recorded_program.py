@@ -205,7 +205,7 @@ class RecordedProgram(ProfiledStep):
     def _describe_stop(self) -> str:
         rounds, passes, also = self._code.rounds, self.program.evaluations, ""
         if rounds.is_cut_after and passes and passes[-1].is_loop:
-            return f"stopped after {passes[-1].share} of the {passes[-1].title}, as all would take long"
+            return f"stopped after {passes[-1].share} of the {passes[-1].title}: the others are made by arithmetic"
         if rounds.is_cut_after:
             also = ", and within what follows the epoch, which takes long"
         elif self._code.watch.parts.evaluations.have_begun:

@@ -233,6 +233,6 @@ def explain_evaluations(passes: Sequence[EvaluationPass]) -> Iterator[str]:
             f"the epoch was ended so that what follows it runs. Of a pass that follows, the first {EVALUATED} to "
             f"{MOST_EVALUATED} batches ran, where their lengths vary the largest and the last as well; where something "
             f"is kept of each, all that take at most {MOST_SECONDS:.0f} s and for which the card has room, with calls "
-            "of a model that are alike made of one that ran; else what a batch leaves, each batch to the last one "
+            "of a model that are alike made of those that ran; else what a batch leaves, each batch to the last one "
             "leaves"
         )

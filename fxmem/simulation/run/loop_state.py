@@ -96,7 +96,7 @@ class LoopState:
             return
         self._seen.add(id(value))
         self.leaves[path] = StateValue(type(value), None, owner, key)
-        for name, inner, place in _parts(value):
+        for name, inner, place in list_parts(value):
             self._walk(inner, f"{path}{name}", value, place)
         self._note_borders(value)
 
@@ -127,7 +127,7 @@ class LoopState:
             self._note_borders(vars(value))
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any, Any]]:
+def list_parts(value: Any) -> Iterator[tuple[str, Any, Any]]:
     """What a value is made of: by the end of its path, with what it is called there."""
     if isinstance(value, dict):
         yield from ((f".{name}", each, name) for name, each in list(value.items()))

@@ -62,26 +62,28 @@ class LoopWatch:
             self._outside[id(frame)] = frame.f_lineno
             frame = frame.f_back
         self._rounds: deque[list[Loop]] = deque(maxlen=_COMPARED)
-        self._stood: list[tuple[object, int]] = []
+        self._stood: list[tuple[FrameMark, int]] = []
         """The marks of the frames around the last call of a model, and where each stood then."""
-        self._gradients: tuple[int, types.CodeType, int] | None = None
-        """Where the loop around the last gradients stood then: its frame, code, and instruction."""
+        self._gradients: tuple[FrameMark, int] | None = None
+        """The frame of the loop around the last gradients, and where it stood then."""
 
     def note_gradients(self, frame: types.FrameType | None) -> None:
         """Gradients were returned in this frame: another pass of the innermost loop around it begins another step."""
         found = next((each for each in reversed(list_frames(frame)) if any(self._own_loops(each))), None)
-        self._gradients = None if found is None else (id(found), found.f_code, found.f_lasti)
+        self._gradients = None if found is None else (mark_frame(found), found.f_lasti)
 
     def has_passed(self, frame: types.FrameType | None) -> bool:
         """Whether that loop has begun another pass since: it stands no further than it did."""
         while frame is not None and self._gradients is not None:
-            number, code, instruction = self._gradients
-            if id(frame) == number and frame.f_code is code:
-                return frame.f_lasti <= instruction
+            mark, at = self._gradients
+            if mark_frame(frame) == mark:
+                return frame.f_lasti <= at
             frame = frame.f_back
         return False
 
-    def find_passed(self, frame: types.FrameType | None, followed: object) -> tuple[object, Sequence[Loop]] | None:
+    def find_passed(
+        self, frame: types.FrameType | None, followed: FrameMark | None
+    ) -> tuple[FrameMark, Sequence[Loop]] | None:
         """The outermost function that has begun another pass of a loop since it was last asked, by the mark of its
         frame, and the loops there; None where none has. It is to be asked in each call of a model.
 
@@ -91,14 +93,13 @@ class LoopWatch:
         """
         frames, stood = list_frames(frame), self._stood
         self._stood = [(mark_frame(each), each.f_lasti) for each in frames]
-        for depth, (each, before) in enumerate(zip(self._stood, stood, strict=False)):
-            if each[0] is not before[0]:
-                return None
-            inner = [marks[depth + 1 :][:1] for marks in (self._stood, stood)]
-            is_in_same_call = each[1] == before[1] and inner[0] and inner[1] and inner[0][0][0] is inner[1][0][0]
-            if each[1] <= before[1] and not is_in_same_call:
-                return (each[0], loops) if (loops := [*self._find_loops(frames[depth], depth)]) else None
-            if each[0] is followed:
+        pairs = zip(self._stood, stood, strict=False)
+        same = [*itertools.takewhile(lambda pair: pair[0][0] == pair[1][0], pairs)]
+        for depth, ((mark, at), (_, before)) in enumerate(same):
+            is_in_same_call = at == before and depth + 1 < len(same)
+            if at <= before and not is_in_same_call:
+                return (mark, loops) if (loops := [*self._find_loops(frames[depth], depth)]) else None
+            if mark == followed:
                 return None
         return None
 
@@ -174,11 +175,15 @@ class _Mark:
         """See `sys.settrace`."""
 
 
-def mark_frame(frame: types.FrameType) -> object:
-    """What is of this frame alone for as long as it runs; a debugger's or a coverage tool's own where it has one."""
+FrameMark = tuple[int, object]
+
+
+def mark_frame(frame: types.FrameType) -> FrameMark:
+    """What is of this frame alone. Where a debugger or a coverage tool has its own mark on all frames, it is only of
+    those that run at the same time."""
     if frame.f_trace is None:
         frame.f_trace = _Mark()
-    return frame.f_trace
+    return id(frame), frame.f_trace
 
 
 def _find_rate(numbers: Sequence[int | None]) -> float | None:

@@ -10,7 +10,6 @@ so does one of a model with a hook of the user's. The 4th, 8th, 16th call and so
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import inspect
 import types
@@ -31,6 +30,7 @@ from fxmem.simulation.code.source_lines import is_own_code
 from fxmem.simulation.recording.observe.event_log import LoggedStorage
 from fxmem.simulation.recording.observe.observer import PendingCall
 from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.run.loop_state import list_parts
 
 _CONFIRMED: Final = 2
 """Calls that are alike before others are made of them."""
@@ -112,7 +112,7 @@ class RepeatedCalls:
         self.is_on = False
         """Whether calls that are alike are made of those that ran."""
         self.made = self.ran = 0
-        """Calls while it is on."""
+        """Calls that were made, and that ran, where they might be made."""
         self.differs = ""
         """The model of which a later call was not like those of which others were made; empty for none."""
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, _Calls]] = weakref.WeakKeyDictionary()
@@ -256,8 +256,6 @@ class RepeatedCalls:
 
 
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-_DICTS: Final = (dict, collections.OrderedDict, collections.defaultdict)
-_LISTS: Final = (list, tuple, set, frozenset, collections.deque)
 _TENSORS: Final = ("_parameters", "_buffers")
 """Attributes of a module whose tensors may be replaced, as by what moves weights to the card for a call."""
 
@@ -276,13 +274,10 @@ def _list_state(module: torch.nn.Module) -> list[Any] | None:
         if id(value) in seen or depth > _DEEPEST or len(found) > _MOST_VALUES or is_opaque:
             return
         seen.add(id(value))
-        if kind in _DICTS:
-            value = [each for pair in value.items() for each in pair]
-        elif kind not in _LISTS:  # those of a class of its own may do anything when they are gone through
-            value = list(getattr(value, "__dict__", {}).values())
-        found.append(len(value))
-        for each in value:
-            note(each, depth + 1)
+        is_set = isinstance(value, (set, frozenset))
+        for name, inner, _ in (("", each, None) for each in value) if is_set else list_parts(value):
+            found.append(name)
+            note(inner, depth + 1)
 
     for each in module.modules():
         for name, value in vars(each).items():

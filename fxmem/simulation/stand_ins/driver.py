@@ -81,10 +81,7 @@ class NvmlLibrary:
             **{f"DeviceGet{name}": _write(0) for name in _ZEROS.split()},
             **{
                 f"DeviceGet{kind}RunningProcesses{version}": list_processes
-                for kind, list_processes in (
-                    ("Compute", self._list_processes),
-                    ("Graphics", lambda *of: _write(0)(of[1])),
-                )
+                for kind, list_processes in (("Compute", self._list_processes), ("Graphics", _list_nothing))
                 for version in ("", "_v2", "_v3")
             },
         }
@@ -106,6 +103,10 @@ class NvmlLibrary:
 def _target(pointer: Any) -> Any:
     """What `byref` or `pointer` was made of."""
     return pointer._obj if hasattr(pointer, "_obj") else pointer.contents
+
+
+def _list_nothing(device: Any, count: Any, infos: Any) -> int:
+    return _write(0)(count)
 
 
 def _write(*numbers: int) -> Callable[..., int]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fxmem.hardware import catalogue
 from fxmem.records.parts import Growth
@@ -134,6 +135,35 @@ def test_graphs_that_nothing_needs_are_not_kept(key: str, tmp_path: Path, monkey
     assert found.saved_bytes >= 1 << 20
     assert found.same_backward is not False
     assert written.replace("big", "x.repeat(16, 1)") in found.patch
+
+
+RESUMED = """
+import torch
+net = torch.nn.Linear(1024, 1024).cuda()
+saved = torch.load("net.pt", map_location="cuda")
+net.load_state_dict(saved["model"])
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    net(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.truth
+def test_a_checkpoint_that_stays_on_the_card_is_loaded_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(RESUMED)
+    torch.save({"model": torch.nn.Linear(1024, 1024).state_dict()}, "net.pt")
+    bench = make_bench(ProgramStep(ProgramCommand(Launch("train.py"), catalogue.target("rtx3080"), 3)))
+    (change,) = (each for each in bench.changes() if each.key == "load-on-host")
+    found = _Advisor(bench, None, lambda _: None, lambda _: None)
+    suggestion = found._suggestion([change], found._outcome([change]))
+    assert suggestion.saved_bytes >= 4 << 20
+    assert suggestion.same_backward is True
+    assert '+saved = torch.load("net.pt", map_location="cpu")\n' in suggestion.patch
 
 
 def test_lines_that_keep_the_same_graph_are_changed_together(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from fxmem.records.profile import Assumption, Phase, ProgramRun
 from fxmem.records.units import package_path
 from fxmem.simulation.run.listeners import register
-from fxmem.simulation.run.loops import Loop
+from fxmem.simulation.run.loops import FrameMark, Loop
 from fxmem.simulation.run.program_parts import ProgramParts
 from fxmem.simulation.run.round_listener import RoundListener, RoundOver
 
@@ -27,7 +27,7 @@ class Inference(RoundListener):
         self._loops, self._evaluations, self._repeats = parts.loops, parts.evaluations, parts.repeats
         self._ends = parts.loaders.gives
         self._trains = self._is_settled = False
-        self._followed: object = None
+        self._followed: FrameMark | None = None
         """The mark of the frame whose loop is followed."""
         self._loop: Loop | None = None
         """That loop."""
@@ -54,10 +54,10 @@ class Inference(RoundListener):
             self._note_pass(*found)
         self._evaluations.note_call(is_loop=True)
 
-    def _note_pass(self, frame: object, loops: Sequence[Loop]) -> None:
+    def _note_pass(self, frame: FrameMark, loops: Sequence[Loop]) -> None:
         """A pass of the innermost of a function's loops is over."""
         loop = loops[-1]
-        if self._loop is None or frame is not self._followed or loop.first != self._loop.first:
+        if self._loop is None or frame != self._followed or loop.first != self._loop.first:
             self._end_loop()
             self._followed, self._loop, self._passes, self._is_settled = frame, loop, 1, False
             self._evaluations.begin(1)
