@@ -94,14 +94,19 @@ def card_ends(
             card_seconds = max(card_seconds, python) + taken[each]
         is_copy = link.carries(op)
         python += _count_op_issues(op, taped, index in again, is_copy) * begin
-        card_seconds = max(card_seconds, python)
-        card_seconds = link.copy(op.host_bytes, op.phase, card_seconds) if is_copy else card_seconds + taken[index]
+        if op.repeats is not None:
+            card_seconds = max(card_seconds + taken[index], python)
+        else:
+            card_seconds = max(card_seconds, python)
+            card_seconds = link.copy(op.host_bytes, op.phase, card_seconds) if is_copy else card_seconds + taken[index]
         ends.append(card_seconds)
     return ends
 
 
 def _count_op_issues(op: Op, taped: bool, is_again: bool, is_copy: bool) -> int:
     """What Python takes for an op of the step, in multiples of issuing one."""
+    if op.repeats is not None:
+        return op.repeats[1] - op.repeats[0]
     if is_copy:
         return _COPY
     if taped:
@@ -170,11 +175,16 @@ def op_seconds(profile: Profile) -> list[float] | None:
     card = CATALOGUE.get(profile.target.name)
     if card is None or card.rates is None or not profile.ops:
         return None
-    reached, seconds = card.reached[profile.step.mode], []
+    seconds: list[float] = []
+    reached, link = card.reached[profile.step.mode], host_bytes_per_second(profile.target)
     for op in profile.ops:
         if op.moved_bytes is None or _lacks_rate(profile, op):
             return None
-        seconds.append(_op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates))
+        if op.repeats is not None:
+            seconds.append(sum(seconds[slice(*op.repeats)]))
+            continue
+        waited = op.host_bytes / link if link and not op.stream else 0.0
+        seconds.append(max(_op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates), waited))
     return seconds
 
 

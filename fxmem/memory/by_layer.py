@@ -55,7 +55,7 @@ def by_layer(step: Profile | HasProfile) -> LayerReport:
     tree.add_parameters()
     macs = _macs(profile)
     layers = preorder(
-        tree.root, lambda branch: branch.children.values(), lambda branch, below: _layer(profile, macs, branch, below)
+        tree.root, lambda branch: branch.children.values(), lambda branch, below: _layer(tree, macs, branch, below)
     )
     trained = {storage.name for storage in profile.storages if storage.kind is Kind.GRADIENT}
     parameters = [storage for storage in profile.storages if storage.kind is Kind.PARAMETER and storage.birth == 0]
@@ -77,8 +77,8 @@ def layer_likeness(layer: Layer) -> Hashable:
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
 
-def _layer(profile: Profile, counts: Sequence[Flops], branch: Branch, below: list[Layer]) -> Layer:
-    nodes = [profile.nodes[index] for index in branch.nodes]
+def _layer(tree: ModuleTree, counts: Sequence[Flops], branch: Branch, below: list[Layer]) -> Layer:
+    nodes = [tree.profile.nodes[index] for index in branch.nodes]
     macs = sum((counts[index] for index in branch.nodes), Flops())
     forward = sum_flops(node.forward_flops for node in nodes)
     backward = sum_flops(node.backward_flops for node in nodes if node.live_bytes.backward is not None)
@@ -103,7 +103,7 @@ def _layer(profile: Profile, counts: Sequence[Flops], branch: Branch, below: lis
         type=branch.type,
         kind="call" if branch.kind == "call" else "module",
         depth=branch.depth,
-        calls=len(nodes),
+        calls=tree.count_calls(branch),
         output_shape=None if first is None else first.shape,
         output_dtype="" if first is None else first.dtype,
         **{name: figure + sum(getattr(row, name) for row in below) for name, figure in own.items()},
@@ -189,7 +189,7 @@ def module_rows(profile: Profile, timeline: Timeline) -> list[Row]:
             type_name="" if branch is tree.root and branch.type == branch.label else branch.type,
             figures=sum((child.figures for child in below), own),
             depth=branch.depth,
-            calls=len(nodes),
+            calls=tree.count_calls(branch),
             shapes=tuple(dict.fromkeys(format_shape(output.shape) for output in outputs)),
             dtypes=tuple(dict.fromkeys(output.dtype for output in outputs)),
         )

@@ -8,6 +8,7 @@ made from this tree: each adds the nodes it shows, then reads rows or parts from
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
@@ -49,7 +50,8 @@ class ModuleTree:
     """The branches of a profile's model, in the order they are first asked for."""
 
     def __init__(self, profile: Profile) -> None:
-        self._profile = profile
+        self.profile = profile
+        self._ran = Counter(each.module for each in profile.calls)
         self.root = Branch("module", profile.model, type=profile.modules.get("", ""))
 
     def find(self, path: str) -> Branch:
@@ -57,13 +59,19 @@ class ModuleTree:
         branch = self.root
         for label in filter(None, path.split(".")):
             below = f"{branch.path}.{label}" if branch.path else label
-            branch = branch.child("module", label, below, self._profile.modules.get(below, ""))
+            branch = branch.child("module", label, below, self.profile.modules.get(below, ""))
         return branch
+
+    def count_calls(self, branch: Branch) -> int:
+        """How often a leaf was called, or a module of which some calls are a node each; 0 for one that only contains
+        others."""
+        ran = self._ran[branch.path] if branch.kind == "module" else 0
+        return len(branch.nodes) + ran if branch.nodes else 0
 
     def add_nodes(self, nodes: Iterable[int]) -> None:
         """Add nodes, by their indices, each to its branch."""
         for index in nodes:
-            node = self._profile.nodes[index]
+            node = self.profile.nodes[index]
             branch = self.find(node.module)
             if node.module:
                 branch.type = node.module_type or branch.type
@@ -75,7 +83,7 @@ class ModuleTree:
 
     def add_parameters(self) -> None:
         """Add parameters and buffers, each to the module that has it first. They are there before the step."""
-        for storage in self._profile.storages:
+        for storage in self.profile.storages:
             if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.name:
                 self.find(storage.name.rpartition(".")[0]).storages.append(storage)
 

@@ -13,8 +13,8 @@ from fxmem.records.registry import Viewed
 Effect = Literal["none", "rounding", "output", "training"]
 """What a change does to the numbers. `none`: the same results to the bit, or the same sums in another order of
 accumulation (which cuDNN does not promise between two runs either). `rounding`: the same mathematics at another
-precision. `output`: a generation's other tokens, which have to be judged. `training`: another optimisation, whose
-result has to be judged by training."""
+precision. `output`: a generation's other tokens, or another picture, which have to be judged. `training`: another
+optimisation, whose result has to be judged by training."""
 
 
 class Suggestion(Record):
@@ -35,6 +35,10 @@ class Suggestion(Record):
     """FLOPs of the changed step beyond the unchanged one's; None where an operator without a formula is among them."""
     step_seconds: float | None = None
     """Estimated; as `Plan.before_seconds`."""
+    host_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of a program: the most that it had at once in the host's memory, as `HostUse.peak_bytes`."""
+    link_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of a program: what its steps move between the card and the host's memory."""
     growth_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of a program that keeps more after each step: how many bytes a step with the change, where one of its owners
     then keeps no more; None where none does."""
@@ -69,9 +73,14 @@ class Advice(Viewed, Headed, Versioned):
     """Of the unchanged step."""
     before_seconds: float | None = None
     """Estimated; as `Plan.before_seconds`."""
+    before_host_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """As `Suggestion.host_bytes`, of the unchanged step."""
+    before_link_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """As `Suggestion.link_bytes`."""
     budget_bytes: Bytes | None = None
     suggestions: tuple[Suggestion, ...]
-    """Single changes, the largest saving first."""
+    """Single changes, the largest saving first; of a program that runs a model and does not fit, first those with
+    which it fits, what moves least between card and host before others."""
     together: Suggestion | None = None
     """The cheapest set that keeps the budget: as little change to the numbers as possible, then as few extra FLOPs.
     None without a budget, where the step keeps it as it is, and where no set does."""

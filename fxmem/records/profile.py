@@ -208,6 +208,8 @@ class Op(Record):
     """What of it crosses the link between the card and the host's memory."""
     stream: int = Field(default=0, exclude_if=lambda value: value == 0)
     """The CUDA stream it runs on; 0 is the default one."""
+    repeats: tuple[int, int] | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Of a module's call that was made of one that ran: the first op of that one, and one past its last."""
 
 
 class Storage(Record):

@@ -127,10 +127,15 @@ def _ranking(advice: Advice, suggestions: Sequence[Suggestion], width: int) -> T
         Column("of", 7, lambda each: percent(each.saved_bytes, advice.before.counted_bytes)),
         Column("Reserved", 9, lambda each: format_bytes(each.peak.reserved_bytes)),
         Column("FLOPs", 8, lambda each: format_extra(advice, each)),
+        Column("Host", 9, lambda each: format_bytes(each.host_bytes)),
+        Column("Moved", 9, lambda each: format_bytes(each.link_bytes)),
         Column("Numbers", 8, lambda each: each.effect, "left"),
         Column("Fits", 4, lambda each: "yes" if each.peak.fits else "no", "left"),
     ]
-    left_out = {"of"} if width < 72 else set()
+    # Who runs a model asks what else it takes; who trains one, for the operators that are run again.
+    runs = advice.step.mode == "infer" and advice.step.program is not None
+    left_out = {"of"} if width < 72 or runs else set()
+    left_out |= {"FLOPs"} if runs else {"Host", "Moved"}
     left_out |= set() if advice.before.fits is False else {"Fits"}
     left_out |= {"Reserved"} if advice.before.reserved_bytes is None or width < 90 else set()
     shown = [each for each in figures if each.heading not in left_out]

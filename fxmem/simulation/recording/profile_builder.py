@@ -76,6 +76,7 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
                 moved_bytes=op.moved_bytes,
                 host_bytes=op.host_bytes,
                 stream=op.stream,
+                repeats=op.repeats,
             )
             for op, (node, *_), (begin, end) in zip(log.ops, ops, hidden.ops, strict=True)
         ),

@@ -76,11 +76,14 @@ class _Call(NamedTuple):
     """The same, summed up."""
     flops: int | None
     moved_bytes: int
+    host_bytes: int
+    ops: tuple[int, int]
+    """The first of its operators, and one past the last."""
 
     def is_like(self, other: _Call) -> bool:
         """Whether it asks for the same, and returns the same."""
         sizes = [[(each.nbytes, each.shape, each.dtype) for each in call.storages] for call in (self, other)]
-        return sizes[0] == sizes[1] and self._replace(storages=[]) == other._replace(storages=[])
+        return sizes[0] == sizes[1] and self._replace(storages=[], ops=other.ops) == other._replace(storages=[])
 
 
 @dataclasses.dataclass
@@ -207,8 +210,9 @@ class RepeatedCalls:
             Seen(name, multiplies=False, multiplies_lt=False, memory=HiddenMemory(events=each))
             for each in (hidden, _sum_up(hidden, sizes))
         )
-        moved_bytes, casts = sum(op.moved_bytes for op in ran), tuple(sorted(places[each] for each in casts))
-        return result, _Call(made, structure, storages, casts, whole, most, flops, moved_bytes)
+        moved = sum(op.moved_bytes for op in ran), sum(op.host_bytes for op in ran)
+        casts, spanned = tuple(sorted(places[each] for each in casts)), (first, first + len(ran))
+        return result, _Call(made, structure, storages, casts, whole, most, flops, *moved, spanned)
 
     def _describe(self, leaf: Any, tensors: list[torch.Tensor]) -> Any:
         """How to make what a call returns; NotImplemented where that cannot be said."""
@@ -234,7 +238,9 @@ class RepeatedCalls:
         bases = [self._maker.empty((like.nbytes,), (1,), torch.uint8, self._device) for like in call.storages]
         for base, like in zip(bases, call.storages, strict=True):
             log.enter(base.untyped_storage(), like.nbytes, like.shape, like.dtype)
-        op = log.note_op(call.whole.name, begin, call.flops, call.moved_bytes)
+        op = log.note_op(
+            call.whole.name, begin, call.flops, call.moved_bytes, host_bytes=call.host_bytes, repeats=call.ops
+        )
         try:
             self._note_hidden(op, call)
         except torch.cuda.OutOfMemoryError:

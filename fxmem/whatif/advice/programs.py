@@ -15,7 +15,7 @@ from fxmem.records.parts import Growth
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind, Phase, Profile, Report
 from fxmem.simulation.code.source_lines import is_own_file
-from fxmem.whatif.advice import statements
+from fxmem.whatif.advice import pipelines, statements
 from fxmem.whatif.advice.changes import EXPANDABLE, expandable_segments
 from fxmem.whatif.advice.in_place import free_by_record, release_changes, sort_activations
 from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
@@ -116,9 +116,13 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             most = bound({*gradients}, of=Phase.OPTIMIZER)
             edits = statements.add_after(self._files, names, "import fxmem\nfxmem.release_gradients({})")
             yield AnyChange(*RELEASE, _write(edits, {"releases_gradients": True}), note=RELEASE_NOTE, most=most)
+        else:
+            for way, edits in pipelines.list_ways(self._files, profile):
+                yield AnyChange(way.key, way.title, way.effect, way.code, _write(edits), excludes=way.excludes)
         yield from self._graph_changes()
         yield from growth_changes(self.step)
-        yield from release_changes(self.step, self._release)
+        if self._is_replayed:
+            yield from release_changes(self.step, self._release)
         if profile.target.device == "cuda":
             change = expandable_segments()
             yield dataclasses.replace(change, make=functools.partial(self._extend_segments, change.make))
@@ -181,11 +185,23 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
                     return _write(edits)
         return free_by_record(names)
 
+    @functools.cached_property
+    def _is_replayed(self) -> bool:
+        """Whether the record gives its peak again on an allocator: not where the program empties the cache, nor where
+        calls were made of others. What trains is taken to."""
+        peaks = self.step.peak, self.step.replay(self.start.environ).peak
+        is_same = len({(each.counted_bytes, each.reserved_bytes) for each in peaks}) == 1
+        return self.step.profile.step.mode == "train" or is_same
+
     def _extend_segments(self, make: Callable[[Any, Any], Any], way: ProgramWay, step: ProgramStep) -> ProgramWay:
         edits: Edits = ()
         program = self.step.program
         if isinstance(program, ProgramCommand) and (script := os.path.realpath(program.launch.program)) in self._files:
             edits = statements.set_variable(script, *next(iter(EXPANDABLE.items())))
+        if not self._is_replayed:
+            if not edits:
+                raise NotApplicableError("the record of the program does not give its allocator's peak again")
+            return way.rewrite(edits)
         made: ProgramWay = make(way, step)
         return dataclasses.replace(made, unseen_edits=edits or None)
 

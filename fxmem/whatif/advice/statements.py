@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from linecache import getlines
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fxmem.simulation.code.source_lines import last_name
 from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines
@@ -264,6 +265,100 @@ def add_import(file: str, statement: str) -> Edits:
     if any(ast.unparse(each) == statement for each in body):
         return ()
     return (_insert(file, _after_imports(body), f"{statement}\n"),)
+
+
+# --- what goes to the card --------------------------------------------------------------------------------------------
+
+
+class Placed(NamedTuple):
+    """An object that a program makes and puts on the card."""
+
+    name: str
+    """What the program calls it."""
+    file: str
+    bound: ast.Assign
+    moves: tuple[tuple[ast.stmt, ast.Call], ...]
+    """The calls that put it there, or say how its parts come there, each with its statement."""
+
+
+def find_placed(file: str, kind: str) -> Iterator[Placed]:
+    """Yield what a file makes by calls whose name ends with `kind`, `FluxPipeline.from_pretrained(...)`."""
+    tree = _parse(file)
+    statements = [each for each in ast.walk(tree) if isinstance(each, (ast.Assign, ast.Expr))]
+    for bound in statements:
+        if not isinstance(bound, ast.Assign) or len(bound.targets) != 1 or not isinstance(bound.value, ast.Call):
+            continue
+        *_, made = _chain(bound.value)
+        if re.search(rf"{kind}(For\w+)?\b", ast.unparse(made.func)):
+            name = ast.unparse(bound.targets[0])
+            # Of what else has its name, and of the statement that makes it.
+            calls = [(each, call) for each in statements if each is not bound for call in _find_moves(each, name)]
+            calls += [(bound, call) for call in _chain(bound.value) if _is_move(call)]
+            yield Placed(name, file, bound, tuple(calls))
+
+
+def place(placed: Placed, code: str) -> Edits:
+    """Put an object on the card by other lines than its own; none where it is put there twice, by those already, or in
+    a way that is not known."""
+    if not placed.moves:
+        *_, made = _chain(placed.bound.value)
+        given = [ast.unparse(each) for each in made.keywords if each.arg == "device_map"]
+        dropped = (each for word in given for each in drop_argument(placed.file, last_name(made.func), word))
+        for edits in (edits for line, edits in dropped if line == made.lineno and edits):
+            return _checked([*edits, _insert_after(placed.file, placed.bound, code)])
+    if len(placed.moves) != 1 or ast.unparse(placed.moves[0][1]) == code:
+        return ()
+    (statement, call), path = placed.moves[0], os.path.realpath(placed.file)
+    kept = [ast.unparse(each) for each in (*call.args, *call.keywords) if _is_dtype(each)]
+    assert isinstance(call.func, ast.Attribute)  # or it were no move
+    before = call.func.value
+    if isinstance(before, ast.Call) or kept:
+        line, begin = before.end_lineno or 0, before.end_col_offset or 0
+        if line != call.end_lineno:
+            return ()
+        left = SourceEdit(path, line, begin, call.end_col_offset or 0, f".to({', '.join(kept)})" if kept else "")
+        return _checked([left, _insert_after(placed.file, statement, code)])
+    if statement.lineno != statement.end_lineno:
+        return ()
+    lines = textwrap.indent(code, _indentation(placed.file, statement)).lstrip()
+    return _checked([SourceEdit(path, statement.lineno, statement.col_offset, statement.end_col_offset or 0, lines)])
+
+
+def set_up(placed: Placed, code: str) -> Edits:
+    """Write lines after an object is on the card, or is made."""
+    last = max((each for each, _ in placed.moves), key=lambda each: each.lineno, default=placed.bound)
+    return _checked([_insert_after(placed.file, last, code)])
+
+
+def _chain(call: ast.expr) -> Iterator[ast.Call]:
+    """Yield a call, and those whose results' methods it calls: of `a(x).b().c()` that of c, of b and of a."""
+    while isinstance(call, ast.Call):
+        yield call
+        if not isinstance(call.func, ast.Attribute):
+            return
+        call = call.func.value
+
+
+def _find_moves(statement: ast.Assign | ast.Expr, name: str) -> Iterator[ast.Call]:
+    """Yield the call by which a statement moves what has a name."""
+    call = statement.value
+    if isinstance(call, ast.Call) and _is_move(call) and ast.unparse(call.func).rpartition(".")[0] == name:
+        yield call
+
+
+def _is_move(call: ast.Call) -> bool:
+    word = last_name(call.func) if isinstance(call.func, ast.Attribute) else ""
+    given = [*call.args, *call.keywords]
+    is_to = word == "to" and any(not _is_dtype(each) for each in given)
+    return is_to or word == "cuda" or re.fullmatch(r"enable_\w+_offload", word) is not None
+
+
+def _is_dtype(argument: ast.AST) -> bool:
+    return re.search(r"^dtype=|\b(b?float\d+|half|dtype)$", ast.unparse(argument)) is not None
+
+
+def _insert_after(file: str, statement: ast.stmt, code: str) -> SourceEdit:
+    return _insert(file, (statement.end_lineno or 0) + 1, textwrap.indent(code, _indentation(file, statement)) + "\n")
 
 
 # --- calls that run in place ------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ QUICK = (
     "last-logits",
     "static-cache",
     "bf16-weights",
+    "model-offload",
+    "vae-tiling",
     "expandable-segments",
 )
 """Changes that are tried first: a line or two each, and often worth the most."""
@@ -151,8 +153,10 @@ def try_changes(
         before=step.peak,
         before_flops=_flops(profile),
         before_seconds=step_seconds(profile),
+        before_host_bytes=_find_host_bytes(profile),
+        before_link_bytes=_count_link_bytes(profile),
         budget_bytes=None if limit is None else limit.nbytes,
-        suggestions=tuple(sorted(advisor.suggestions, key=_rank)),
+        suggestions=tuple(sorted(advisor.suggestions, key=advisor.rank)),
         together=together,
         patched=patched,
         refused=advisor.refused,
@@ -377,7 +381,7 @@ class _Advisor:
         is_short, whole = self.limit is not None or self.step.peak.fits is False, self.step.peak.counted_bytes
         useful = [
             each
-            for each in sorted(self._useful.values(), key=_rank)
+            for each in sorted(self._useful.values(), key=self.rank)
             if each.patch and (is_short or each.growth_bytes is not None or each.saved_bytes * _TRIED >= whole)
         ]
         plans: list[list[_Change]] = [[], *([each] for each in self._written_plans if is_short)]
@@ -480,6 +484,13 @@ class _Advisor:
             return reached.replayed.keeps(self.limit)
         return self.step.peak.fits is False and reached.peak.fits is True
 
+    def rank(self, each: Suggestion) -> tuple[Any, ...]:
+        """What grows less comes first; then, where the step does not fit and it does with it, what moves least between
+        card and host; then what frees most."""
+        fits, growth = self.step.peak.fits is False and each.peak.fits is True, each.growth_bytes
+        moved = each.link_bytes or 0 if fits and self.step.profile.step.mode == "infer" else 0
+        return growth is None, growth or 0, not fits, moved, -each.saved_bytes, each.extra_flops or 0
+
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.step.profile)
         growth = _find_less_growth(self.step, reached.profile)
@@ -494,17 +505,13 @@ class _Advisor:
             saved_bytes=self.step.peak.counted_bytes - reached.peak.counted_bytes,
             extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
             step_seconds=None if repeats > 1 else step_seconds(reached.profile),
+            host_bytes=_find_host_bytes(reached.profile),
+            link_bytes=_count_link_bytes(reached.profile),
             growth_bytes=growth,
             patch=reached.variant.write_patch(),
             same_backward=_has_same_backward(self.step.profile, reached.profile),
             note="; ".join((*(change.note for change in changes if change.note), *less)),
         )
-
-
-def _rank(suggestion: Suggestion) -> tuple[bool, int, int, int]:
-    """What grows less comes first, then what frees most."""
-    growth = suggestion.growth_bytes
-    return growth is None, growth or 0, -suggestion.saved_bytes, suggestion.extra_flops or 0
 
 
 def _worth(reached: _Outcome) -> tuple[int, int, int]:
@@ -561,6 +568,17 @@ def _describe_worthless(saved: int) -> str:
     if saved == 0:
         return "frees nothing here: the peak is elsewhere"
     return f"frees {saved:,} bytes of the peak" if saved > 0 else f"takes {-saved:,} bytes more"
+
+
+def _find_host_bytes(profile: Profile) -> int | None:
+    """See `Suggestion.host_bytes`."""
+    run = profile.step.program
+    return None if run is None or run.host is None else run.host.peak_bytes
+
+
+def _count_link_bytes(profile: Profile) -> int | None:
+    """See `Suggestion.link_bytes`."""
+    return None if profile.step.program is None else sum(op.host_bytes for op in profile.ops)
 
 
 def _flops(profile: Profile) -> int | None:

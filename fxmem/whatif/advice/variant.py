@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from torch import nn
 
 from fxmem.errors import FxmemError
+from fxmem.memory.allocator import read_settings
 from fxmem.memory.budget import BudgetLike
 from fxmem.memory.liveness import free_after_last_use
 from fxmem.records.advice import Effect
@@ -247,6 +248,8 @@ def analyse_way(way: WayT, known: Iterable[Outcome[WayT, Any]] = ()) -> Outcome[
 
 def replay_way(way: WayT, analysis: StepT) -> Outcome[WayT, StepT]:
     """What comes of a way of running a step that has been analysed."""
+    if not way.released and read_settings(way.environ) == read_settings(analysis.environ):
+        return Outcome(way, analysis, analysis)
     return Outcome(way, analysis, analysis.replay(way.environ, free_after_last_use(analysis.profile, way.released)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fxmem.hardware import catalogue
+from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import findings
 from fxmem.records.parts import EvaluationPass
 from fxmem.show.facts import find_fit
@@ -56,6 +57,9 @@ def test_calls_that_are_made_take_what_a_whole_run_takes(kind: str) -> None:
     assert recorded.program.ending == whole.program.ending == "ran to its end"
     flops = [sum(op.flops or 0 for op in each.profile.ops) for each in (recorded, whole)]
     assert flops[0] == flops[1] > 0
+    moved = [sum(op.host_bytes for op in each.profile.ops) for each in (recorded, whole)]
+    assert moved[0] == moved[1]
+    assert step_seconds(recorded.profile) == pytest.approx(step_seconds(whole.profile), rel=0.01)
 
 
 def test_a_loop_is_followed_to_its_end() -> None:

@@ -86,6 +86,7 @@ class LoggedOp:
     moved_bytes: int
     stream: int = 0
     host_bytes: int = 0
+    repeats: tuple[int, int] | None = None
 
 
 class _Watch(weakref.ref[Any]):
@@ -454,11 +455,19 @@ class StepLog:
     # --- ops and phases -----------------------------------------------------------------------------------------------
 
     def note_op(
-        self, name: str, begin: int, flops: int | None, moved_bytes: int = 0, given: Any = (), *, host_bytes: int = 0
+        self,
+        name: str,
+        begin: int,
+        flops: int | None,
+        moved_bytes: int = 0,
+        given: Any = (),
+        *,
+        host_bytes: int = 0,
+        repeats: tuple[int, int] | None = None,
     ) -> int:
         """Log an op that ran on the tensors of `given` and began at this tick; its index."""
-        stream = self.streams.current
-        self.ops.append(LoggedOp(name, self.node, self.phase, begin, self.tick, flops, moved_bytes, stream, host_bytes))
+        at = self.node, self.phase, begin, self.tick
+        self.ops.append(LoggedOp(name, *at, flops, moved_bytes, self.streams.current, host_bytes, repeats))
         index, made = len(self.ops) - 1, len(self.storages) - 1 if self.tick > begin else None
         self.reads.note(name, given, made, outside=self.phase is Phase.OPTIMIZER)
         if self.recomputing and self.phase is Phase.BACKWARD:

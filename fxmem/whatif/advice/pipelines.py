@@ -1,0 +1,100 @@
+"""Ways to run a pipeline of diffusers with less of the card, as lines of the program that has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from fxmem.records.advice import Effect
+from fxmem.records.profile import Profile
+from fxmem.whatif.advice import statements
+from fxmem.whatif.advice.statements import Edits
+
+_LIBRARY: Final = "diffusers"
+_MADE_BY: Final = "Pipeline"
+"""How the names of its pipelines end."""
+_DENOISERS: Final = ("transformer", "transformer_2", "unet", "prior")
+"""Components that run once a step, and have most of the weights."""
+_COMPUTED: Final = ("float16", "bfloat16", "float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineWay:
+    """One way to run a pipeline."""
+
+    key: str
+    title: str
+    effect: Effect
+    code: str
+    """PIPE is the pipeline; where a component is meant, PART is it, and DTYPE what it computes in."""
+    of: str = ""
+    """A component that the pipeline must have."""
+    excludes: str = ""
+    """As of `AnyChange`; "place" stands instead of what puts the pipeline on the card, all else after it."""
+
+
+_WAYS: Final = (
+    PipelineWay(
+        "model-offload", "each model on the host until it runs", "none", "PIPE.enable_model_cpu_offload()", "", "place"
+    ),
+    PipelineWay(
+        "group-offload",
+        "layers on the host, the next on its way",
+        "none",
+        'PIPE.enable_group_offload(torch.device("cuda"), offload_type="leaf_level", use_stream=True)',
+        excludes="place",
+    ),
+    PipelineWay(
+        "layer-offload",
+        "each layer on the host until it runs",
+        "none",
+        "PIPE.enable_sequential_cpu_offload()",
+        excludes="place",
+    ),
+    PipelineWay("vae-slicing", "pictures decoded one by one", "none", "PIPE.vae.enable_slicing()", "vae"),
+    PipelineWay("vae-tiling", "pictures decoded in tiles", "output", "PIPE.vae.enable_tiling()", "vae"),
+    PipelineWay("attention-slicing", "attention in slices", "rounding", "PIPE.enable_attention_slicing()"),
+)
+_OF_WEIGHTS: Final = (
+    PipelineWay(
+        "float8-weights",
+        "PART in float8 but where a layer runs",
+        "rounding",
+        "PIPE.PART.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=DTYPE)",
+        excludes="weights",
+    ),
+    PipelineWay(
+        "int8-weights",
+        "PART in int8 (torchao)",
+        "rounding",
+        "torchao.quantization.quantize_(PIPE.PART, torchao.quantization.Int8WeightOnlyConfig())",
+        excludes="weights",
+    ),
+)
+_IMPORTED: Final = ("torch", "torchao.quantization")
+
+
+def list_ways(files: Iterable[str], profile: Profile) -> Iterator[tuple[PipelineWay, Edits]]:
+    """Yield the ways that can be written for all pipelines of a program's own files, each with its edits."""
+    found = [each for file in files for each in statements.find_placed(file, _MADE_BY)]
+    if not found or not any(f"/{_LIBRARY}/" in call.source.file for call in profile.calls if call.source):
+        return
+    parts = {part for call in profile.calls for part in call.module.split(".")}
+    ways = [each for each in _WAYS if not each.of or each.of in parts]
+    for part in filter(parts.__contains__, _DENOISERS):
+        made = (output.dtype for node in profile.nodes if part in node.module.split(".") for output in node.outputs)
+        dtypes = Counter(each for each in made if each in _COMPUTED)
+        dtype = f"torch.{dtypes.most_common(1)[0][0]}" if dtypes else "torch.float32"
+        for way in _OF_WEIGHTS:
+            title, code = (each.replace("PART", part).replace("DTYPE", dtype) for each in (way.title, way.code))
+            ways.append(dataclasses.replace(way, key=f"{way.key}:{part}", title=title, code=code, excludes=part))
+    for way in ways:
+        write = statements.place if way.excludes == "place" else statements.set_up
+        edits = [write(each, way.code.replace("PIPE", each.name)) for each in found]
+        if all(edits):
+            imports = [f"import {name}" for name in _IMPORTED if f"{name}." in way.code]
+            edits += [statements.add_import(each.file, line) for each in found for line in imports]
+            code = way.code.replace("PIPE", found[0].name)
+            yield dataclasses.replace(way, code=code), tuple(dict.fromkeys(each for some in edits for each in some))
