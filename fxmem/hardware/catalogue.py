@@ -214,7 +214,8 @@ def target(name: str) -> Target:
         return sized
     if _target_of_size(f"{name}GB") is not None:
         raise UsageError(f"unknown target {name!r}: did you mean {name.strip()}GB, a card of so much memory?")
-    advice = "a card's memory (12GB), or a target file NAME.json with memory_bytes and capability"
+    fields = '{"name": "mine", "device": "cuda", "memory_bytes": 25250627584, "capability": [8, 9]}'
+    advice = f"a card's memory (12GB), or a target file NAME.json: {fields}"
     raise UsageError(f"unknown target {name!r}: {_suggestion(name)}, {advice}")
 
 

@@ -15,6 +15,7 @@ from fxmem.hardware.catalogue import CATALOGUE, FETCHED_AHEAD, SENT_AHEAD, Rates
 from fxmem.hardware.op_classes import is_product
 from fxmem.records.profile import Op, Phase, Profile, Step, StepTime, Target
 
+_HALF = ("float16", "bfloat16")
 _QUICKER = 0.5
 """What issuing an operator takes at the low end of the interval: CPUs differ, and so do modules around operators."""
 _COPY = 2
@@ -177,14 +178,14 @@ def op_seconds(profile: Profile) -> list[float] | None:
         return None
     seconds: list[float] = []
     reached, link = card.reached[profile.step.mode], host_bytes_per_second(profile.target)
-    for op in profile.ops:
-        if op.moved_bytes is None or _lacks_rate(profile, op):
+    for op, dtype in zip(profile.ops, _list_dtypes(profile), strict=True):
+        if op.moved_bytes is None or _lacks_rate(profile.target, op, dtype):
             return None
         if op.repeats is not None:
             seconds.append(sum(seconds[slice(*op.repeats)]))
             continue
         waited = op.host_bytes / link if link and not op.stream else 0.0
-        seconds.append(max(_op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates), waited))
+        seconds.append(max(_op_seconds(op, op.moved_bytes, dtype in _HALF, reached, card.rates), waited))
     return seconds
 
 
@@ -205,18 +206,18 @@ def time_assumption(target: Target, step: Step) -> str | None:
     )
 
 
-def is_half(profile: Profile, op: Op) -> bool:
-    """Whether an op computes in half precision: whether its node returns that."""
-    outputs = profile.nodes[op.node].outputs
-    return bool(outputs) and outputs[0].dtype in ("float16", "bfloat16")
+def _list_dtypes(profile: Profile) -> list[str]:
+    """By op, what it computes in: the dtype of what it makes, else of what its node returns, maybe by other ops."""
+    made = {each.op: each.dtype for each in reversed(profile.storages) if each.dtype}
+    of_node = [node.outputs[0].dtype if node.outputs else "" for node in profile.nodes]
+    return [made.get(index, of_node[op.node]) for index, op in enumerate(profile.ops)]
 
 
-def _lacks_rate(profile: Profile, op: Op) -> bool:
+def _lacks_rate(target: Target, op: Op, dtype: str) -> bool:
     """Whether an op multiplies bfloat16 on a card from before 8.0: its tensor cores have none, and no rate is published
     of what cuBLAS runs instead."""
-    before = profile.target.capability is not None and profile.target.capability < (8, 0)
-    outputs = profile.nodes[op.node].outputs if before and is_product(op.name) else ()
-    return bool(outputs) and outputs[0].dtype == "bfloat16"
+    before = target.capability is not None and target.capability < (8, 0)
+    return before and dtype == "bfloat16" and is_product(op.name)
 
 
 def _op_seconds(op: Op, moved: int, half: bool, reached: Reached, rates: Rates) -> float:

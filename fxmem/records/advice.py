@@ -48,8 +48,8 @@ class Suggestion(Record):
     is of other files."""
     same_backward: bool | None = Field(default=None, exclude_if=lambda value: value is None)
     """Whether backward runs the same operators as before in the same order, for results of the same shapes and dtypes,
-    beside those of forward that it recomputes. What an optimizer runs is not compared: it may step within backward.
-    None where nothing is trained, and of a plan on objects."""
+    beside those of forward that it recomputes, and without those of gradients that nothing reads. What an optimizer
+    runs is not compared: it may step within backward. None where nothing is trained, and of a plan on objects."""
     note: str = ""
     """What to know before doing it."""
 

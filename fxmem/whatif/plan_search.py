@@ -273,27 +273,17 @@ class PlanSearch:
         return Shortfall(tried[0].analysis.peak, tried[0], None if least == math.inf else int(least))
 
     def _analyse_smallest(self, most: float = math.inf) -> list[Proposal]:
-        """The plan that frees most of each way that may be lowest, by its estimate; none where the strategy is not
-        stood in for.
+        """The plans of each way that may be lowest, by its estimates; none where the strategy is not stood in for.
+
+        They are those that `along_the_curve` finds, but where estimates are exact the one that frees most.
 
         Args:
             most: bytes of an estimate, above which a plan is not analysed.
         """
         if not STRATEGIES.get(self.strategy).falls_back:
             return []
-        plans: list[tuple[int, PlannedWay, Plan]] = []
-        for way in self._report.steps(self.ways):
-            self._report(f"looking for the plan that reaches lowest ({way.application.value})")
-            with contextlib.suppress(*REFUSALS):
-                plan = way.planner.smallest()
-                plans.append((plan.after.requested_bytes, way, plan))
-        found: list[Proposal] = []
-        for estimate, way, plan in self._report.steps(sorted(plans, key=lambda each: each[0])):
-            lowest = min((each.analysis.peak.requested_bytes for each in found), default=estimate)
-            if estimate <= min(most, tuning.OVERESTIMATED * lowest):
-                with contextlib.suppress(*REFUSALS):
-                    found.append(self.analyse(way, plan))
-        return found
+        points = [each for each in self._list_points(only_lowest=True) if _estimate_bytes(each[1]) <= most]
+        return self._analyse_least(points, _estimate_bytes, _peak_bytes, tuning.OVERESTIMATED)
 
     def _describe(self, shortfall: Shortfall) -> str:
         """Describe the smallest peak that was reached or may be, and what bounds it."""
@@ -336,7 +326,7 @@ class PlanSearch:
             only_ends: of the curve only that plan and the one that reaches lowest are wanted; what by its planner's
                 estimate is neither, however far such estimates are off, is not analysed.
         """
-        points = [(way, point) for way in self._report.steps(self.ways) for point in self._list_points(way)]
+        points = self._list_points()
         nothing = self.propose_nothing()
         proposals = [nothing]
         if only_ends:
@@ -353,12 +343,15 @@ class PlanSearch:
         best = min(front, key=lambda each: (each.analysis.peak.fits is False, _product(each)))
         return self.finish(best).model_copy(update={"curve": tuple(map(self._point, front))})
 
-    def _list_points(self, way: PlannedWay) -> list[Plan]:
-        """The plans on a way's curve, at most so many; none where it cannot be planned."""
-        self._report(f"looking for plans of every budget ({way.application.value})")
-        with contextlib.suppress(*REFUSALS):
-            return [each for each in _thin(way.planner.curve(), tuning.ANALYSED_CURVE_POINTS) if each.regions]
-        return []
+    def _list_points(self, *, only_lowest: bool = False) -> list[tuple[PlannedWay, Plan]]:
+        """The plans on each way's curve, at most so many; none where it cannot be planned."""
+        found: list[tuple[PlannedWay, Plan]] = []
+        for way in self._report.steps(self.ways):
+            self._report(f"looking for plans of every budget ({way.application.value})")
+            with contextlib.suppress(*REFUSALS):
+                plans = (way.planner.smallest(),) if only_lowest and way.planner.is_exact else way.planner.curve()
+                found += [(way, each) for each in _thin(plans, tuning.ANALYSED_CURVE_POINTS) if each.regions]
+        return found
 
     def _analyse_least(
         self,

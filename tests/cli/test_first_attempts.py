@@ -560,6 +560,7 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:Tokens": (2, r"--input 8x3x224x224 or --input ids:8x1024:int64"),
     "mine.py:UNet --input 2x32x32x3": (1, r"are the channels last\? --input 2x3x32x32"),
     "mine.py:Words --input 8x32": (1, r"are these token ids\? --input 8x32:int64"),
+    "mine.py:UNet --input 2x3x32x32:uint8": (1, r"are the bytes of images made floats first\? --input 2x3x32x32"),
     "mine.py:Two --input a:8x32": (1, "each is an input of its own: --input a:8x32 --input b:SHAPE"),
     "mine.py:UNet": (2, r"its forward takes \(x\), write e\.g\. --input"),
     "mine.py:net --input=-1x8": (2, "expected an input like"),

@@ -6,7 +6,7 @@ import pytest
 
 from fxmem.hardware.catalogue import CATALOGUE, host_bytes_per_second
 from fxmem.hardware.step_time import estimate, step_seconds, time_assumption
-from fxmem.records.profile import Phase, Profile, RecomputedOp, TensorInfo
+from fxmem.records.profile import Kind, Phase, Profile, RecomputedOp, TensorInfo
 from tests.profiles import CPU, Log
 
 RATES = {name: card.rates for name, card in CATALOGUE.items() if card.rates is not None}
@@ -72,6 +72,18 @@ def test_an_op_takes_the_longer_of_its_arithmetic_and_its_traffic(op: str, dtype
     traffic = step_seconds(log_of("h100", (op, 8, 10**9), dtype=dtype))
     assert arithmetic == pytest.approx(10**12 / (getattr(reached, share) * getattr(rates, rate)) + around)
     assert traffic == pytest.approx(10**9 / (bandwidth * rates.bandwidth) + around)
+
+
+def test_an_op_computes_in_what_it_makes_and_not_in_what_a_layer_of_several_returns() -> None:
+    def seconds(dtype: str) -> float:
+        log = Log(target=CATALOGUE["h100"].target)
+        node = log.node("encoder", outputs=(TensorInfo(shape=(1,), dtype="float32"),))
+        with log.phase(Phase.FORWARD), log.op("aten.mm.default", node, Phase.FORWARD, flops=10**12, moved_bytes=8):
+            log.allocate(8, Kind.TEMPORARY, dtype=dtype)
+        return step_seconds(log.profile()) or 0
+
+    for dtype in ("float32", "bfloat16"):
+        assert seconds(dtype) == step_seconds(log_of("h100", ("aten.mm.default", 10**12, 8), dtype=dtype))
 
 
 def test_ops_run_one_after_another_and_no_faster_than_python_issues_them() -> None:

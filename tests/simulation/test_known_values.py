@@ -297,3 +297,29 @@ def test_shapes_that_hang_on_data_are_taken_at_their_largest() -> None:
     assert [each.nbytes for each in profile.storages if each.dtype == "int64" and each.shape] == [2 * 32 * 8]
     workspaces = Counter(each.nbytes for each in profile.storages if each.kind is Kind.WORKSPACE)
     assert workspaces[2 * 32 * 8] == 4
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 8)
+
+    def forward(self, x):
+        at = torch.arange(x.shape[1], device=x.device)
+        return (
+            self.table(x).sum(2)
+            + self.table(at).sum(1)
+            + self.table.weight.index_select(0, at - 1 + (at < 1).long()).sum(1)
+        )
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_a_known_index_beyond_a_table_ends_the_program_as_on_a_card(target):
+    ids = torch.empty(2, 5, dtype=torch.int64, device="meta")  # which may be any
+    assert analyze(Positions(), ids[:, :4], target=target).profile.ops
+    with pytest.raises(IndexError):
+        Positions()(torch.zeros(2, 5, dtype=torch.int64))
+    with pytest.raises(
+        AnalysisError, match=r"expected indices from 0 to 3, got 4; .*test_known_values.py:\d+ in forward"
+    ):
+        analyze(Positions(), ids, target=target)

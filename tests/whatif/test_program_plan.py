@@ -15,6 +15,7 @@ from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import plan as plan_command
 from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.hardware.context import give_room
+from fxmem.planning import Planner
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Target
 from fxmem.records.units import Application
@@ -98,6 +99,17 @@ def test_the_curve_of_a_function_falls() -> None:
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] == plan.before.counted_bytes > peaks[-1]
     assert {path.split(".")[0] for point in plan.curve for each in point.regions for path in each.modules} == {"blocks"}
+
+
+def test_what_the_curve_reaches_is_found_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, find = program_step(train, target="rtx4090", steps=1), Planner.find
+    lowest, whole = fxmem.plan(step).curve[-1].peak.counted_bytes, step.peak.counted_bytes
+    # As where estimates are off: of all that may be lowest by them, another is once it is analysed.
+    monkeypatch.setattr(Planner, "smallest", lambda self: find(self, "flat", None))
+    monkeypatch.setattr(Planner, "find", lambda *_: None)
+    assert fxmem.plan(step, budget=(lowest + 1) / whole).after.counted_bytes == lowest
+    with pytest.raises(ExceededError, match=rf"reaches .* \({lowest:,} bytes\) at the least"):
+        fxmem.plan(step, budget=(lowest - 1) / whole)
 
 
 def test_what_no_plan_reaches() -> None:

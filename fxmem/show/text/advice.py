@@ -85,8 +85,9 @@ def _describe_patch(advice: Advice, patched: Suggestion) -> Iterator[Fact]:
     if patched.growth_bytes is not None:
         worth += f", and grows by {patched.growth_bytes:,} bytes a step"
     if patched.same_backward:
-        again = ", beside what it recomputes" if (patched.extra_flops or 0) > 0 else ""
-        worth += f"; backward runs the same operators on the same shapes{again}"
+        extra = patched.extra_flops or 0
+        more = ", beside what it recomputes" * (extra > 0) + ", but for gradients that nothing reads" * (extra < 0)
+        worth += f"; backward runs the same operators on the same shapes{more}"
     elif patched.same_backward is not None:
         worth += f"; backward runs other operators{_MEANING.get(patched.effect, '')}"
     yield Fact("Patch", patched.title, tone="bad" if short else "good")

@@ -212,6 +212,8 @@ def suggest_input(text: str, model: torch.nn.Module, args: Any, kwargs: Mapping[
             return f"is the batch missing? --input {name}1x{format_shape(shape)}{_spell_dtype(tensor)}"
         if tensor.is_floating_point() and "embedding expected indices" in text:
             return f"are these token ids? --input {name}{format_shape(shape)}:int64"
+        if tensor.dtype is torch.uint8 and "type" in text:  # each operator has words of its own for it
+            return f"are the bytes of images made floats first? --input {name}{format_shape(shape)}"
         if channels is not None and len(shape) == 4 and shape[-1] == int(channels[1]):
             turned = format_shape((first, size[2], size[0], size[1]))
             return f"are the channels last? --input {name}{turned}{_spell_dtype(tensor)}"

@@ -130,7 +130,8 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
     def _graph_changes(self) -> Iterator[ProgramChange]:
         """Yield a change that makes no graphs where no backward follows, and one for each graph that is retained."""
         profile = self.step.profile
-        places = {each.place for each in self.step.findings if each.cause == "unused-graph"} if self._files else set()
+        found = (each for each in self.step.findings if each.cause in ("unused-graph", "unstepped-gradients"))
+        places = {each.place for each in found if each.place} if self._files else set()
         calls = (each.source for each in find_outermost(profile) if each.source and each.source.place in places)
         edits: list[SourceEdit] = []
         for source in dict.fromkeys(each for each in calls if is_own_file(each.file)):
@@ -138,7 +139,7 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             edits += (*within, *statements.add_import(source.file, "import torch")) if within else ()
         if edits:
             code, note = "with torch.no_grad():\n    out = model(x)", f"at {' and '.join(sorted(places))}"
-            title = "no graph where no backward follows"
+            title = "no graph where none is needed"
             yield AnyChange("no-grad", title, "none", code, _write(tuple(dict.fromkeys(edits))), note)
         loaded = (each.place for each in self.step.findings if each.cause == "weights-twice" and each.place)
         for file, _, number in (each.rpartition(":") for each in (loaded if self._files else ())):

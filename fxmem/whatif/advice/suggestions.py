@@ -10,10 +10,12 @@ from typing import Any, Self
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
+from fxmem.memory.training import find_idle
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Kind, Phase, Profile, Report
+from fxmem.records.units import group
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.processes.executor import SideAnswer, SideJobs
 from fxmem.simulation.step.analysis import Analysis
@@ -526,21 +528,38 @@ def _has_same_backward(before: Profile, after: Profile) -> bool | None:
     if before.step.mode != "train":
         return None
     others = {op.name for each in (before, after) for op in each.ops if op.phase is Phase.OPTIMIZER}
-    was, is_now = (_list_backward(each, others) for each in (before, after))
+    free = _find_free(before, after)
+    was, is_now = (_list_backward(each, others, free) for each in (before, after))
     rest = iter(is_now)
     further = Counter(name for name, _ in is_now) - Counter(name for name, _ in was)
     again = {op.name for op in before.ops if op.phase is Phase.FORWARD}
     return all(each in rest for each in was) and further.keys() <= again
 
 
-def _list_backward(profile: Profile, others: Container[str]) -> list[tuple[str, object]]:
-    """The operators of backward in their order, without the others, with shape and dtype of what each makes."""
+def _find_free(before: Profile, after: Profile) -> set[str]:
+    """Names of nodes whose backward makes unread gradients alone, and of those that make some of them beside others,
+    where these are still made and no more."""
+
+    def list_ops(profile: Profile) -> dict[str, list[str]]:
+        return group((profile.nodes[op.node].name, op.name) for op in profile.ops if op.phase is Phase.BACKWARD)
+
+    (idle, needed), was, is_now = find_idle(before), list_ops(before), list_ops(after)
+    free = {node.name for index, node in enumerate(before.nodes) if idle and index not in needed}
+    makers = free & was.keys()
+    readers = {node.name for node in before.nodes if any(before.nodes[each].name in makers for each in node.inputs)}
+    return free | {each for each in readers & is_now.keys() if Counter(is_now[each]) <= Counter(was.get(each))}
+
+
+def _list_backward(profile: Profile, others: Container[str], free: Container[str]) -> list[tuple[str, object]]:
+    """The operators of backward in their order, without the others and those of free nodes, with shape and dtype of
+    what each makes."""
     made: dict[int, list[tuple[object, str]]] = {}
     for each in profile.storages:
         if each.op is not None and each.kind is not Kind.WORKSPACE:
             made.setdefault(each.op, []).append((each.shape, each.dtype))
     ops = ((index, op) for index, op in enumerate(profile.ops) if op.phase is Phase.BACKWARD)
-    return [(op.name, made.get(index, [])) for index, op in ops if op.name not in others]
+    kept = ((index, op.name) for index, op in ops if profile.nodes[op.node].name not in free)
+    return [(name, made.get(index, [])) for index, name in kept if name not in others]
 
 
 def _find_less_growth(before: ProfiledStep, after: Profile) -> int | None:

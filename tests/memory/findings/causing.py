@@ -463,6 +463,17 @@ def unstepped_gradients() -> None:
         step(optimizer)
 
 
+def unstepped_gradients_of_a_teacher() -> None:
+    teacher, net = make_net(), make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        x = torch.randn(4096, 256, device="cuda")
+        with torch.set_grad_enabled(HAS):
+            target = teacher(x)
+        F.kl_div(net(x).log_softmax(-1), target.softmax(-1), reduction="batchmean").backward()
+        step(optimizer)
+
+
 def master_copies() -> None:
     """As guided-diffusion trains in float16: the optimizer has flat copies that the gradients are copied to."""
     net = make_net(1024).half()

@@ -16,7 +16,7 @@ from fxmem.errors import AnalysisError, ExceededError
 from fxmem.hardware import catalogue
 from fxmem.hardware.catalogue import CATALOGUE
 from fxmem.memory import liveness
-from fxmem.records.parts import EvaluationPass, HostUse, LongestBatch, RankedStep
+from fxmem.records.parts import EvaluationPass, HostUse, LongestBatch, RankedStep, RankGroup
 from fxmem.records.profile import ProcessBytes, Profile, ProgramRun
 from fxmem.show.export import export
 from tests.profiles import TRAINING, make_profile
@@ -76,13 +76,18 @@ def test_a_driver_reports_less_than_a_card_is_sold_with() -> None:
 
 
 def test_memory_of_the_host_of_all_ranks_of_a_node() -> None:
-    ranks = RankedStep(world=16, rank=0)
+    ranks = RankedStep(world=16, rank=0, groups=(RankGroup(name="all ranks", size=16, spread=1),))
     found = yaml.safe_load(asked("skypilot", 19.5, program=ran(3.5), ranks=ranks))
     assert found == {"num_nodes": 2, "resources": {"accelerators": "NVIDIA:20GB+:8", "memory": "30+"}}
     found = yaml.safe_load(asked("dstack", 19.5, program=ran(3.5), ranks=ranks))
     assert found == {"nodes": 2, "resources": {"gpu": "nvidia:20GB..:8", "memory": "30GB.."}}
     lines = [each for each in asked("slurm", 19.5, program=ran(3.5), ranks=ranks).splitlines() if each[1] != " "]
-    assert lines == ["#SBATCH --nodes=2", "#SBATCH --gres=gpu:8", "#SBATCH --mem=30G"]
+    assert lines[:2] == ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1"]
+    assert lines[2:] == ["#SBATCH --gres=gpu:8", "#SBATCH --mem=30G"]
+    assert "--nodes=1" in asked("slurm", 19.5, ranks=RankedStep(world=2, rank=0))
+    assert [each for each in FORMATS if "without what NCCL has" in asked(each, 19.5, ranks=ranks)] == [*FORMATS]
+    assert "--nodes" not in (alone := asked("slurm", 19.5))
+    assert "NCCL" not in alone
     limits = yaml.safe_load(asked("kubernetes", 19.5, program=ran(3.5)))["containers"][0]["resources"]["limits"]
     assert limits == {"nvidia.com/gpu": 1, "memory": "4Gi"}
     assert "the host's memory is not known" in asked("slurm", 20)

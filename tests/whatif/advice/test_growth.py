@@ -15,7 +15,7 @@ from fxmem.records.parts import Growth
 from fxmem.simulation.program import Launch
 from fxmem.whatif.advice.programs import growth_changes
 from fxmem.whatif.advice.statements import let_go
-from fxmem.whatif.advice.suggestions import _Advisor, make_bench
+from fxmem.whatif.advice.suggestions import _Advisor, make_bench, try_changes
 from fxmem.whatif.program_step import ProgramCommand, ProgramStep
 from fxmem.whatif.source_edits import edited_lines
 
@@ -135,6 +135,42 @@ def test_graphs_that_nothing_needs_are_not_kept(key: str, tmp_path: Path, monkey
     assert found.saved_bytes >= 1 << 20
     assert found.same_backward is not False
     assert written.replace("big", "x.repeat(16, 1)") in found.patch
+
+
+TEACHER = """
+import torch
+from torch import nn
+def make():
+    return nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)).cuda()
+net, teacher = make(), make()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.ones(4096, 256, device="cuda")
+    out = net(x)
+    target = teacher(x)
+    nn.functional.kl_div(out.log_softmax(-1), target.softmax(-1)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("tied", ["", "teacher[0].weight = net[0].weight\n"])
+def test_a_teacher_runs_without_gradients_where_none_of_it_trains(
+    tied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TEACHER.replace("optimizer =", f"{tied}optimizer =", 1))
+    bench = make_bench(ProgramStep(ProgramCommand(Launch("train.py"), catalogue.target("rtx3080"), 3)))
+    advice = try_changes(bench, None, plans=False, quick=True, progress=lambda _: None)
+    if tied:
+        (refused,) = (each for each in advice.refused if each.key == "no-grad")
+        assert "backward runs other operators" in refused.reason
+        return
+    (found,) = (each for each in advice.suggestions if each.key == "no-grad")
+    assert found.same_backward
+    assert found.saved_bytes >= 8 << 20
+    assert "+    with torch.no_grad():\n+        target = teacher(x)\n" in found.patch
 
 
 RESUMED = """

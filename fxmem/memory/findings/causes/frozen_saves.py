@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fxmem.memory.figures import find_outermost, find_place
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.trials import save_bytes
+from fxmem.memory.training import find_needed, reads_other_gradients
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 
@@ -22,15 +23,10 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     trained = {each.name for each in parameters if f"{each.name}.grad" in gradients}
     if not trained or len(trained) == len(parameters) or profile.step.ranks is not None or profile.recomputed:
         return
-    backward = [(each.begin, each.end) for each in profile.phases if each.phase is Phase.BACKWARD]
-    if any(
-        each.is_read and not each.name and (each.kind is Kind.GRADIENT or begin <= each.birth < end)
-        for each in profile.storages
-        for begin, end in backward
-    ):
+    if reads_other_gradients(profile):
         return
     has_backward = {op.node for op in profile.ops if op.phase is Phase.BACKWARD}
-    needed, frozen = _find_needed(profile, trained), _find_frozen(profile)
+    needed, frozen = find_needed(profile, trained), _find_frozen(profile)
     idle = has_backward & frozen - needed
     saved = {index for node in idle for index in profile.nodes[node].saved}
     saved -= {index for node in needed for index in profile.nodes[node].saved}
@@ -47,18 +43,6 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             change="an input that needs no gradient, or torch.no_grad() around the frozen part",
             saved_bytes=save_bytes(profile, {index: profile.storages[index].birth + 1 for index in kept}),
         )
-
-
-def _find_needed(profile: Profile, trained: set[str]) -> set[int]:
-    """Nodes that read what trains, or what such a node makes: their backward is needed."""
-    modules = {name.rpartition(".")[0] for name in trained}
-    held = {index for index, each in enumerate(profile.storages) if each.name in trained}
-    found = set[int]()
-    for index, node in enumerate(profile.nodes):
-        reads = node.op in ("loss", "optimizer") or not found.isdisjoint(node.inputs)
-        if reads or node.target in modules or any(each.storage in held for each in node.outputs):
-            found.add(index)
-    return found
 
 
 def _find_frozen(profile: Profile) -> set[int]:

@@ -5,29 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings.causes.unused_graph import find_kept
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.memory.training import find_idle, find_unread
+from fxmem.records.profile import Profile, Timeline
+from fxmem.records.units import group
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding where gradients of the step are read, and those of other parameters that it uses are not: by no
-    optimizer, no copy, no norm over all."""
-    program = profile.step.program
-    if program is None or profile.step.ranks is not None or len(program.optimizers) != 1:
-        return
-    gradients = {index: each for index, each in enumerate(profile.storages) if each.kind is Kind.GRADIENT}
-    read = {each.name for each in gradients.values() if each.is_read}
-    used = {f"{each.name}.grad" for each in profile.storages if each.kind is Kind.PARAMETER and each.node is not None}
-    unread = [index for index, each in gradients.items() if each.name in used - read]
-    if unread and read:
-        alive = set(timeline.alive)
+    """A finding where gradients of the step are read, and those of other parameters that it uses are not: one for each
+    line whose calls have a backward for those alone, with what they save for it, or one for all."""
+    unread, kept = find_unread(profile), dict(find_kept(profile))
+    lines = group((each.source.place, each) for each in find_idle(profile)[0] if each.source is not None)
+    for place, calls in (*lines.items(), ("", [])):
+        within = tuple(f"{each.module}." for each in calls) or ""
+        own = [each for each in unread if profile.storages[each].name.startswith(within)]
+        if not own:
+            continue
+        unread = [each for each in unread if each not in own]
+        nodes = {node for each in calls for node in range(each.first_node, each.last_node)}
+        ends = dict.fromkeys(own, 0) | {each: end for each, end in kept.items() if profile.storages[each].node in nodes}
+        there = [each for each in timeline.alive if each in ends and ends[each] <= timeline.peak.tick]
+        first, off = profile.storages[own[0]].name.removesuffix(".grad"), "requires_grad_(False) of what does not train"
         yield Finding(
             cause="unstepped-gradients",
-            text=f"{len(unread)} parameters get gradients that nothing reads, no optimizer either, "
-            f"{gradients[unread[0]].name.removesuffix('.grad')} among them",
-            nbytes=sum(gradients[index].nbytes for index in unread if index in alive),
-            change="requires_grad_(False) of what does not train, before its first forward",
-            saved_bytes=save_bytes(profile, dict.fromkeys(unread, 0)),
+            text=f"{len(own)} parameters get gradients that nothing reads, no optimizer either, {first} among them"
+            + (f": {calls[0].module} keeps what its backward needs" if calls else ""),
+            place=place,
+            nbytes=sum(profile.storages[each].nbytes for each in there),
+            change="with torch.no_grad(): around the call" if calls else f"{off}, before its first forward",
+            saved_bytes=save_bytes(profile, ends),
         )
 
 

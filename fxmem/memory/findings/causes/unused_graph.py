@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fxmem.memory.figures import find_outermost
 from fxmem.memory.findings import Finding, is_cut_short, register
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.records.profile import Kind, ModuleCall, Profile, ProgramRun, Timeline
+from fxmem.records.profile import Kind, ModuleCall, Phase, Profile, ProgramRun, Timeline
 from fxmem.records.units import OF_GRAPH
 
 
@@ -19,7 +19,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     program = profile.step.program
     if program is None or is_cut_short(profile, timeline) or any(each.is_graph for each in program.grown):
         return
-    kept, at_peak = dict(_find_kept(profile)), {*timeline.alive}
+    kept, at_peak = dict(find_kept(profile)), {*timeline.alive}
     found: dict[str, list[ModuleCall]] = {}
     for call in find_outermost(profile):
         if call.leads_to_gradients:
@@ -48,12 +48,12 @@ def _find_least(program: ProgramRun) -> int:
     return max((each.requested_bytes for each in program.steps), default=0)
 
 
-def _find_kept(profile: Profile) -> Iterator[tuple[int, int]]:
+def find_kept(profile: Profile) -> Iterator[tuple[int, int]]:
     """Storages of results that are alive after the last node that reads them, each with the tick at which that has run.
 
-    What the program keeps itself stays there without a graph.
+    What the program keeps itself stays there without a graph. Nothing of a backward is there at all.
     """
-    ends = {each.node: each.end for each in profile.ops}
+    ends = {each.node: each.end for each in profile.ops if each.phase is not Phase.BACKWARD}
     last = dict[int, int]()
     for index, node in enumerate(profile.nodes):
         for each in node.inputs:

@@ -19,7 +19,9 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     if asked.cards:
         card = f"a card of {asked.card_gb} GB or more" if asked.card is None else asked.card.target.full_name
         lines += [f"# {card}: `sinfo -o %G,%f` lists what --gres=gpu:NAME:{asked.cards} or --constraint may name"]
-    lines += [f"#SBATCH --nodes={asked.nodes}"] if asked.nodes > 1 else []
+    if asked.nodes * asked.cards > 1:
+        lines += [f"# torchrun, one task a node, starts {asked.cards} ranks; count CPUs for their loaders, too"]
+        lines += [f"#SBATCH --nodes={asked.nodes}", "#SBATCH --ntasks-per-node=1"]
     lines += [f"#SBATCH --gres=gpu:{asked.cards}"] if asked.cards else []
     lines += [f"#SBATCH --mem={asked.host_gib}G"] if asked.host_gib is not None else []
     return "\n".join(lines) + "\n"

@@ -27,7 +27,7 @@ from fxmem.simulation.asked.routing import has_rule
 from fxmem.simulation.asked.values import Values, picks_by_mask
 from fxmem.simulation.code.source_lines import variables
 from fxmem.simulation.kernels import sparse as _sparse  # noqa: F401 - registers its kernels
-from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, NO_VIEW, ONE_DTYPE, check_dtypes
+from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, INDICES, NO_VIEW, ONE_DTYPE, check_arguments
 from fxmem.simulation.kernels.inner_ops import Kernel, find_kernel
 from fxmem.simulation.kernels.package_operators import FUSED
 from fxmem.simulation.kernels.subclass_ways import adds_in_place
@@ -58,7 +58,7 @@ class OpTraits:
         self.in_place: Any = IN_PLACE.get(func)
         self.kernel = find_kernel(func)
         self.is_sum = func is _SUM
-        self.checks_dtypes = func in ONE_DTYPE or func in INDICES
+        self.checks_arguments = func in ONE_DTYPE or func in INDICES
         self.unless = None if torch_fakes.sees_no_values(func) else known_values.VALUE
         """The attribute of tensors with which a call is not like one without; None where there is none."""
         self.may_grow = name in ("aten.resize_.default", "aten.resize_as_.default") or torch_common.has_out(func)
@@ -271,8 +271,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             return number
         if values.reads is not None and self._log.phase is not Phase.OPTIMIZER:
             values.reads.give(func, args)
-        if op.checks_dtypes:
-            check_dtypes(func, args)
+        if op.checks_arguments:
+            check_arguments(func, args)
         everywhere = op.everywhere
         if everywhere is not None and (made := everywhere(self._fakes, func, *args, **kwargs)) is not NotImplemented:
             return made
