@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from fxmem.cli import hub_models
 from fxmem.errors import UsageError, closest, unknown_optimizer
 from fxmem.records.units import LOSSES, OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS
+from fxmem.simulation.stand_ins import hub_models
 
 SPEC_FORMS: Final = (
     "torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"

@@ -55,9 +55,14 @@ def find(name: str) -> HubConfig | None:
         path = _cached(each)
         if path is not None:
             return HubConfig(each, path, {}, f"the Hugging Face cache, commit {path.parent.name[:12]}")
+    return find_in_table(name)
+
+
+def find_in_table(name: str) -> HubConfig | None:
+    """The configuration of a model from the table; None if it has none."""
+    known, table = _aliases().get(name.lower()), read_table()
     if known is None:
         return None
-    table = read_table()
     return HubConfig(known, None, table["models"][known]["config"], f"fxmem's table of {table['as_of']}")
 
 

@@ -1,0 +1,208 @@
+"""What a program gets of the Hugging Face hub where there is no network: models of fxmem's tables, untrained.
+
+A repository that is asked for, of which nothing is cached, is written into the program's cache as the hub would give
+it: configurations, schedulers, tokenizers with next to no vocabulary, and weights as files of zeros that take no room
+on the disk. The libraries load it by themselves. Files of a program are apart from the user's, and go with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch.modules import PatchesOf, patch_when_imported
+from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.processes.sandbox.isolation import Isolation
+from fxmem.simulation.processes.sandbox.written_files import GIVEN_COMMIT
+from fxmem.simulation.stand_ins import hub_models, hub_pipelines
+from fxmem.simulation.stand_ins.checkpoints import write_safetensors
+
+_ADDRESS: Final = re.compile(r"/(?:api/models/)?((?:[\w.-]+/)?[\w.-]+?)(?:/(?:resolve|revision|tree)/.*)?")
+"""The path of a repository's address, or of a file in it."""
+_WORDS: Final = r"\n|\w+|[^\w\s]"
+"""What the tokenizers take for a token: about as many as those with a vocabulary make of a prompt."""
+_TEMPLATE: Final = (
+    "{% for each in messages %}{{ eos_token + each['role'] }}\n{% if each['content'] is string %}{{ each['content'] }}"
+    "{% else %}{% for part in each['content'] %}{{ part['text'] }}{% endfor %}{% endif %}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ eos_token }}assistant\n{% endif %}"
+)
+_TOKENS: Final = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+
+
+class _Part(NamedTuple):
+    """A part of a repository: a folder of its own, or all of it."""
+
+    library: str
+    kind: str
+    """The class."""
+    config: Mapping[str, Any]
+    dtype: str = "float32"
+    """Of the weights, as stored."""
+
+
+class Hub:
+    """Stands in for the hub.
+
+    Args:
+        notes: told what is made up.
+        isolation: where files lie.
+    """
+
+    def __init__(self, notes: MadeUpNotes, isolation: Isolation) -> None:
+        self._notes = notes
+        self._isolation = isolation
+        self._cache = ""
+        """The folder of the cache, as the program's last download had it."""
+        self._given: set[str] = set()
+
+    def patches(self) -> torch_common.Patches:
+        """Patches of what reads the hub; none where the program writes for real."""
+        if self._isolation.redirect is None and not self._isolation.in_overlay:
+            return
+        sends: PatchesOf = lambda module: [torch_common.wrap(module.Client, "send", self._send)]  # noqa: E731
+        private = "_hf_hub_download_to_cache_dir"  # to which every download of a file goes, since 0.24
+        yield patch_when_imported(
+            {
+                **dict.fromkeys(("httpx", "httpx2"), sends),
+                "huggingface_hub.file_download": lambda module: [torch_common.wrap(module, private, self._download)],
+            }
+        )
+
+    def _download(self, original: Callable[..., Any], *, repo_id: str, cache_dir: str, **kwargs: Any) -> Any:
+        self._cache = cache_dir
+        if kwargs.get("local_files_only") and kwargs.get("repo_type", "model") == "model":
+            self._give(repo_id)
+        return original(repo_id=repo_id, cache_dir=cache_dir, **kwargs)
+
+    def _send(self, original: Callable[..., Any], client: Any, request: Any, **kwargs: Any) -> Any:
+        try:
+            return original(client, request, **kwargs)
+        except Exception as error:
+            hub, address = importlib.import_module("huggingface_hub"), urllib.parse.urlsplit(str(request.url))
+            found = _ADDRESS.fullmatch(address.path)
+            is_hub = address.netloc == urllib.parse.urlsplit(hub.constants.ENDPOINT).netloc
+            if not is_hub or found is None or not self._give(found[1]):
+                raise
+            # Which is tried no second time, and after which the cache is looked at.
+            raise hub.errors.OfflineModeIsEnabled(f"no network: {found[1]} is that of fxmem's table") from error
+
+    def _give(self, name: str) -> bool:
+        """Write a repository of the tables into the cache, unless some of it is there; whether it is ours."""
+        cache = Path(self._cache or importlib.import_module("huggingface_hub").constants.HF_HUB_CACHE)
+        folder = cache / f"models--{name.replace('/', '--')}"
+        if str(folder) in self._given or (folder / "snapshots").is_dir():
+            return str(folder) in self._given
+        parts, day = _find_parts(name)
+        if not parts:
+            return False
+        self._given.add(str(folder))
+        for each in (folder / "refs", folder / "snapshots" / GIVEN_COMMIT):
+            each.mkdir(parents=True)
+        (folder / "refs" / "main").write_text(GIVEN_COMMIT, encoding="ascii")
+        with torch_common.no_modes():
+            for inside, part in parts.items():
+                _write_part(folder / "snapshots" / GIVEN_COMMIT / inside, part)
+        self._notes.assumed.append(
+            f"{name} is as fxmem's table of {day} has it, untrained, for want of the hub; its tokenizers take "
+            "each word for a token"
+        )
+        return True
+
+
+def _find_parts(name: str) -> tuple[dict[str, _Part], str]:
+    """The parts of a repository by their folders, and the day of the table; none where it is in no table."""
+    table = hub_pipelines.read_table()
+    if "/" not in name and name != "gpt2":
+        return {}, ""  # the hub knows it by its organisation alone
+    if (entry := hub_pipelines.find(name)) is not None:
+        index = {each: [part["library"], part["class"]] for each, part in entry.parts.items()}
+        parts = {"": _Part("diffusers", entry.values["class"], {**entry.values.get("config", {}), **index})}
+        for inside, part in entry.parts.items():
+            dtype = part.get("dtype") or entry.values["dtype"]
+            parts[inside] = _Part(part["library"], part["class"], part.get("config", {}), dtype)
+        return parts, table["as_of"]
+    table, found = hub_models.read_table(), hub_models.find_in_table(name)
+    config = {} if found is None else found.values
+    if not config or "quantization_config" in config:
+        return {}, ""
+    dtype = config.get("dtype") or config.get("text_config", {}).get("dtype") or "float32"
+    tokens = {"model_max_length": config.get("max_position_embeddings", 10**30)}
+    kind = config["architectures"][0]
+    return {"": _Part("transformers", kind, {**config, "tokens": tokens}, dtype)}, table["as_of"]
+
+
+def _write_part(folder: Path, part: _Part) -> None:
+    folder.mkdir(exist_ok=True)
+    config = dict(part.config)
+    tokens = config.pop("tokens", None)
+    name = {"Pipeline": "model_index", "Scheduler": "scheduler_config", "Processor": "preprocessor_config"}
+    known = next((file for end, file in name.items() if part.kind.endswith(end)), "config")
+    if tokens is not None:
+        _write_tokenizer(folder, {"kind": part.kind, **tokens})
+    if not config and tokens is not None:
+        return
+    which = {"_class_name": part.kind} if part.library == "diffusers" else {"architectures": [part.kind]}
+    (folder / f"{known}.json").write_text(json.dumps({**which, **config}), encoding="utf-8")
+    if known != "config":
+        return
+    stem = "diffusion_pytorch_model" if part.library == "diffusers" else "model"
+    weights = dict(_list_weights(build_part(part.library, part.kind, config), getattr(torch, part.dtype)))
+    for variant in ("", ".fp16", ".bf16"):
+        with open(folder / f"{stem}{variant}.safetensors", "wb") as file:
+            write_safetensors(weights, {"format": "pt"}, file)
+
+
+def build_part(library: str, kind: str, config: Mapping[str, Any]) -> torch.nn.Module:
+    """A model of a table, on meta: its class made from its configuration."""
+    cls = getattr(importlib.import_module(library), kind)
+    with torch.device("meta"), contextlib.redirect_stderr(open(os.devnull, "w")):
+        made = cls.from_config(config) if library == "diffusers" else cls(cls.config_class.from_dict(dict(config)))
+    assert isinstance(made, torch.nn.Module)
+    return made
+
+
+def _list_weights(module: torch.nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a file has of a module: each tensor once, where its like are tied."""
+    seen: set[int] = set()
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def _write_tokenizer(folder: Path, tokens: Mapping[str, Any]) -> None:
+    """A tokenizer that knows a word from the next, and none by its meaning.
+
+    Args:
+        folder: of the tokenizer.
+        tokens: fields of its configuration; `ids` those of special tokens, which come first in its vocabulary without.
+    """
+    tokenizers = importlib.import_module("tokenizers")
+    settings = {**_TOKENS, "model_max_length": 512, "chat_template": _TEMPLATE, **tokens}
+    ids: dict[str, int] = settings.pop("ids", {name: number for number, name in enumerate(_TOKENS.values())})
+    names = {key: settings[key] for key in _TOKENS if settings[key] in ids}
+    kind, model = settings.pop("kind", ""), tokenizers.models.WordLevel(ids, unk_token=names["unk_token"])
+    if kind.startswith("T5"):  # whose class takes this model alone
+        model = tokenizers.models.Unigram([(each, 0.0) for each in ids], ids[names["unk_token"]], False)
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WORDS), "removed", invert=True)
+    frame = settings.pop("frame", "$A")
+    pairs = [(each, ids[each]) for each in frame.split() if each in ids]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single=frame, special_tokens=pairs)
+    made.add_special_tokens(list(ids))
+    for each in _TOKENS:
+        settings.pop(each, None)
+    files = {"tokenizer.json": json.loads(made.to_str())}
+    files["tokenizer_config.json"] = {"tokenizer_class": "PreTrainedTokenizerFast", **names, **settings}
+    for name, values in files.items():
+        (folder / name).write_text(json.dumps(values), encoding="utf-8")
