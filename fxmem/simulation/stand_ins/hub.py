@@ -7,13 +7,11 @@ on the disk. The libraries load it by themselves. Files of a program are apart f
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
-import os
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +19,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch.modules import PatchesOf, patch_when_imported
+from fxmem.records.profile import Assumption
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.processes.sandbox.isolation import Isolation
 from fxmem.simulation.processes.sandbox.written_files import GIVEN_COMMIT
@@ -37,6 +36,14 @@ _TEMPLATE: Final = (
     "{% if add_generation_prompt %}{{ eos_token }}assistant\n{% endif %}"
 )
 _TOKENS: Final = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+
+
+_ASSUMED: Final = (
+    "{name} is that of fxmem's table of {day}, untrained, as the hub was out of reach; its tokenizers take a word for "
+    "a token, or a letter"
+)
+_SHARD: Final = 10 * 10**9
+"""Bytes of a file of weights, of which a system with less memory still maps each."""
 
 
 class _Part(NamedTuple):
@@ -112,10 +119,7 @@ class Hub:
         with torch_common.no_modes():
             for inside, part in parts.items():
                 _write_part(folder / "snapshots" / GIVEN_COMMIT / inside, part)
-        self._notes.assumed.append(
-            f"{name} is as fxmem's table of {day} has it, untrained, for want of the hub; its tokenizers take "
-            "each word for a token"
-        )
+        self._notes.assumed.append(Assumption(topic="model", text=_ASSUMED.format(name=name, day=day)))
         return True
 
 
@@ -156,16 +160,35 @@ def _write_part(folder: Path, part: _Part) -> None:
     if known != "config":
         return
     stem = "diffusion_pytorch_model" if part.library == "diffusers" else "model"
-    weights = dict(_list_weights(build_part(part.library, part.kind, config), getattr(torch, part.dtype)))
-    for variant in ("", ".fp16", ".bf16"):
-        with open(folder / f"{stem}{variant}.safetensors", "wb") as file:
-            write_safetensors(weights, {"format": "pt"}, file)
+    weights = _list_weights(build_part(part.library, part.kind, config), getattr(torch, part.dtype))
+    shards = list(_cut(weights))
+    index: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        end = f"-{number:05}-of-{len(shards):05}" * (len(shards) > 1)
+        for variant in ("", ".fp16", ".bf16")[: 1 if end else None]:
+            with open(folder / f"{stem}{variant}{end}.safetensors", "wb") as file:
+                write_safetensors(shard, {"format": "pt"}, file)
+        index |= dict.fromkeys(shard, f"{stem}{end}.safetensors")
+    if len(shards) > 1:
+        text = json.dumps({"metadata": {}, "weight_map": index})
+        (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _cut(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+    """The weights by the files that they are in."""
+    shard: dict[str, torch.Tensor] = {}
+    for name, tensor in weights:
+        if sum(each.nbytes for each in shard.values()) + tensor.nbytes > _SHARD:
+            yield shard
+            shard = {}
+        shard[name] = tensor
+    yield shard
 
 
 def build_part(library: str, kind: str, config: Mapping[str, Any]) -> torch.nn.Module:
     """A model of a table, on meta: its class made from its configuration."""
     cls = getattr(importlib.import_module(library), kind)
-    with torch.device("meta"), contextlib.redirect_stderr(open(os.devnull, "w")):
+    with torch.device("meta"):
         made = cls.from_config(config) if library == "diffusers" else cls(cls.config_class.from_dict(dict(config)))
     assert isinstance(made, torch.nn.Module)
     return made
@@ -185,24 +208,20 @@ def _write_tokenizer(folder: Path, tokens: Mapping[str, Any]) -> None:
 
     Args:
         folder: of the tokenizer.
-        tokens: fields of its configuration; `ids` those of special tokens, which come first in its vocabulary without.
+        tokens: fields of its configuration; its class, and in `frame` the special tokens around a text.
     """
     tokenizers = importlib.import_module("tokenizers")
-    settings = {**_TOKENS, "model_max_length": 512, "chat_template": _TEMPLATE, **tokens}
-    ids: dict[str, int] = settings.pop("ids", {name: number for number, name in enumerate(_TOKENS.values())})
-    names = {key: settings[key] for key in _TOKENS if settings[key] in ids}
-    kind, model = settings.pop("kind", ""), tokenizers.models.WordLevel(ids, unk_token=names["unk_token"])
-    if kind.startswith("T5"):  # whose class takes this model alone
-        model = tokenizers.models.Unigram([(each, 0.0) for each in ids], ids[names["unk_token"]], False)
-    made = tokenizers.Tokenizer(model)
+    settings = {"model_max_length": 512, "chat_template": _TEMPLATE, "frame": "$A", "kind": "", **tokens}
+    frame, kind = settings.pop("frame"), settings.pop("kind")
+    words = [*_TOKENS.values(), *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]  # letters, for some classes
+    ids = {each: number for number, each in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, _TOKENS["unk_token"]))
+    if kind.startswith("T5"):  # whose class takes no other
+        made.model = tokenizers.models.Unigram([(each, 0.0) for each in words], ids[_TOKENS["unk_token"]], False)
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WORDS), "removed", invert=True)
-    frame = settings.pop("frame", "$A")
     pairs = [(each, ids[each]) for each in frame.split() if each in ids]
     made.post_processor = tokenizers.processors.TemplateProcessing(single=frame, special_tokens=pairs)
-    made.add_special_tokens(list(ids))
-    for each in _TOKENS:
-        settings.pop(each, None)
-    files = {"tokenizer.json": json.loads(made.to_str())}
-    files["tokenizer_config.json"] = {"tokenizer_class": "PreTrainedTokenizerFast", **names, **settings}
-    for name, values in files.items():
-        (folder / name).write_text(json.dumps(values), encoding="utf-8")
+    made.add_special_tokens(list(_TOKENS.values()))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **_TOKENS, **settings}
+    (folder / "tokenizer.json").write_text(made.to_str(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
