@@ -38,7 +38,7 @@ def give_program(words: Sequence[str]) -> list[str]:
     left = iter([*words[:at], *words[at + 1 :]])
     for word in left:
         if word.partition("=")[0] in _SIZES:
-            own += [word] if "=" in word else [word, *[each for each in [next(left, None)] if each is not None]]
+            own += [word] if "=" in word else [word, next(left, "")]
         else:
             rest.append(word)
     if words[0] == "max-batch" and not any("{}" in word for word in own):

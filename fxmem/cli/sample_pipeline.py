@@ -5,9 +5,10 @@ user's own, and asks no network: what is not cached is of fxmem's table.
 """
 
 import argparse
+from typing import Any
 
+import diffusers
 import torch
-from diffusers import DiffusionPipeline
 
 from fxmem.simulation.stand_ins import hub_pipelines
 
@@ -17,18 +18,14 @@ for option in ("--height", "--width", "--frames", "--steps", "--batch"):
     parser.add_argument(option, type=int)
 options = parser.parse_args()
 
-entry = hub_pipelines.find(options.name)
-assert entry is not None
+pipelines: Any = diffusers.DiffusionPipeline
+entry: Any = hub_pipelines.find(options.name)
 given = {"height": options.height, "width": options.width, "num_frames": options.frames}
 given["num_inference_steps"] = options.steps
 call = entry.values["call"] | {name: value for name, value in given.items() if value is not None}
-dtypes = {name: part["dtype"] for name, part in entry.parts.items() if "dtype" in part}
-dtypes["default"] = entry.values["dtype"]
+dtypes = {name: getattr(torch, part["dtype"]) for name, part in entry.parts.items() if "dtype" in part}
+dtypes["default"] = getattr(torch, entry.values["dtype"])
 
-pipeline = DiffusionPipeline.from_pretrained(
-    entry.name,
-    torch_dtype={name: getattr(torch, dtype) for name, dtype in dtypes.items()},
-    local_files_only=True,
-)
+pipeline = pipelines.from_pretrained(entry.name, torch_dtype=dtypes, local_files_only=True)
 pipeline.to("cuda")
 pipeline(prompt=["a cat with a sign that says hello world"] * (options.batch or 1), **call)

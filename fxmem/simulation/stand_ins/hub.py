@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -42,19 +42,6 @@ _ASSUMED: Final = (
     "{name} is that of fxmem's table of {day}, untrained, as the hub was out of reach; its tokenizers take a word for "
     "a token, or a letter"
 )
-_SHARD: Final = 10 * 10**9
-"""Bytes of a file of weights, of which a system with less memory still maps each."""
-
-
-class _Part(NamedTuple):
-    """A part of a repository: a folder of its own, or all of it."""
-
-    library: str
-    kind: str
-    """The class."""
-    config: Mapping[str, Any]
-    dtype: str = "float32"
-    """Of the weights, as stored."""
 
 
 class Hub:
@@ -78,12 +65,9 @@ class Hub:
             return
         sends: PatchesOf = lambda module: [torch_common.wrap(module.Client, "send", self._send)]  # noqa: E731
         private = "_hf_hub_download_to_cache_dir"  # to which every download of a file goes, since 0.24
-        yield patch_when_imported(
-            {
-                **dict.fromkeys(("httpx", "httpx2"), sends),
-                "huggingface_hub.file_download": lambda module: [torch_common.wrap(module, private, self._download)],
-            }
-        )
+        downloads: PatchesOf = lambda module: [torch_common.wrap(module, private, self._download)]  # noqa: E731
+        yield torch_common.wrap(torch.UntypedStorage, "from_file", self._map)
+        yield patch_when_imported({"httpx": sends, "httpx2": sends, "huggingface_hub.file_download": downloads})
 
     def _download(self, original: Callable[..., Any], *, repo_id: str, cache_dir: str, **kwargs: Any) -> Any:
         self._cache = cache_dir
@@ -95,13 +79,17 @@ class Hub:
         try:
             return original(client, request, **kwargs)
         except Exception as error:
-            hub, address = importlib.import_module("huggingface_hub"), urllib.parse.urlsplit(str(request.url))
-            found = _ADDRESS.fullmatch(address.path)
-            is_hub = address.netloc == urllib.parse.urlsplit(hub.constants.ENDPOINT).netloc
-            if not is_hub or found is None or not self._give(found[1]):
+            hub = importlib.import_module("huggingface_hub")
+            found = _ADDRESS.fullmatch(str(request.url).partition("?")[0].removeprefix(hub.constants.ENDPOINT))
+            if found is None or not self._give(found[1]):
                 raise
             # Which is tried no second time, and after which the cache is looked at.
             raise hub.errors.OfflineModeIsEnabled(f"no network: {found[1]} is that of fxmem's table") from error
+
+    @staticmethod
+    def _map(original: Callable[..., Any], filename: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:
+        """`UntypedStorage.from_file`. What is shared with a file needs no memory, however large it is."""
+        return original(filename, shared or GIVEN_COMMIT in os.fspath(filename), *args, **kwargs)
 
     def _give(self, name: str) -> bool:
         """Write a repository of the tables into the cache, unless some of it is there; whether it is ours."""
@@ -123,75 +111,51 @@ class Hub:
         return True
 
 
+_Part = Mapping[str, Any]
+"""A folder of a repository, or all of it, as the table of pipelines has its parts."""
+
+
 def _find_parts(name: str) -> tuple[dict[str, _Part], str]:
     """The parts of a repository by their folders, and the day of the table; none where it is in no table."""
-    table = hub_pipelines.read_table()
-    if "/" not in name and name != "gpt2":
-        return {}, ""  # the hub knows it by its organisation alone
-    if (entry := hub_pipelines.find(name)) is not None:
-        index = {each: [part["library"], part["class"]] for each, part in entry.parts.items()}
-        parts = {"": _Part("diffusers", entry.values["class"], {**entry.values.get("config", {}), **index})}
-        for inside, part in entry.parts.items():
-            dtype = part.get("dtype") or entry.values["dtype"]
-            parts[inside] = _Part(part["library"], part["class"], part.get("config", {}), dtype)
-        return parts, table["as_of"]
-    table, found = hub_models.read_table(), hub_models.find_in_table(name)
-    config = {} if found is None else found.values
-    if not config or "quantization_config" in config:
+    if "/" in name and (pipeline := hub_pipelines.find(name)) is not None:
+        own = pipeline.values
+        index = {each: [part["library"], part["class"]] for each, part in pipeline.parts.items()}
+        whole = {"library": "diffusers", "class": own["class"], "config": {**own.get("config", {}), **index}}
+        parts = {inside: {"dtype": own["dtype"], **part} for inside, part in pipeline.parts.items()}
+        return {"": whole, **parts}, hub_pipelines.read_table()["as_of"]
+    found = hub_models.find_in_table(name) if "/" in name or name in hub_models.list_names() else None
+    if found is None or "quantization_config" in found.values:
         return {}, ""
+    config = {**found.values, "tokens": {"model_max_length": found.values.get("max_position_embeddings", 10**30)}}
     dtype = config.get("dtype") or config.get("text_config", {}).get("dtype") or "float32"
-    tokens = {"model_max_length": config.get("max_position_embeddings", 10**30)}
-    kind = config["architectures"][0]
-    return {"": _Part("transformers", kind, {**config, "tokens": tokens}, dtype)}, table["as_of"]
+    whole = {"library": "transformers", "class": config["architectures"][0], "config": config, "dtype": dtype}
+    return {"": whole}, hub_models.read_table()["as_of"]
 
 
 def _write_part(folder: Path, part: _Part) -> None:
     folder.mkdir(exist_ok=True)
-    config = dict(part.config)
-    tokens = config.pop("tokens", None)
-    name = {"Pipeline": "model_index", "Scheduler": "scheduler_config", "Processor": "preprocessor_config"}
-    known = next((file for end, file in name.items() if part.kind.endswith(end)), "config")
-    if tokens is not None:
-        _write_tokenizer(folder, {"kind": part.kind, **tokens})
-    if not config and tokens is not None:
-        return
-    which = {"_class_name": part.kind} if part.library == "diffusers" else {"architectures": [part.kind]}
+    library, kind, config = part["library"], part["class"], dict(part.get("config", {}))
+    if (tokens := config.pop("tokens", None)) is not None:
+        _write_tokenizer(folder, {"kind": kind, **tokens})
+        if not config:
+            return
+    names = {"Pipeline": "model_index", "Scheduler": "scheduler_config", "Processor": "preprocessor_config"}
+    known = next((each for end, each in names.items() if kind.endswith(end)), "config")
+    which = {"_class_name": kind} if library == "diffusers" else {"architectures": [kind]}
     (folder / f"{known}.json").write_text(json.dumps({**which, **config}), encoding="utf-8")
-    if known != "config":
-        return
-    stem = "diffusion_pytorch_model" if part.library == "diffusers" else "model"
-    weights = _list_weights(build_part(part.library, part.kind, config), getattr(torch, part.dtype))
-    shards = list(_cut(weights))
-    index: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        end = f"-{number:05}-of-{len(shards):05}" * (len(shards) > 1)
-        for variant in ("", ".fp16", ".bf16")[: 1 if end else None]:
-            with open(folder / f"{stem}{variant}{end}.safetensors", "wb") as file:
-                write_safetensors(shard, {"format": "pt"}, file)
-        index |= dict.fromkeys(shard, f"{stem}{end}.safetensors")
-    if len(shards) > 1:
-        text = json.dumps({"metadata": {}, "weight_map": index})
-        (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8")
+    if known == "config":
+        stem = "diffusion_pytorch_model" if library == "diffusers" else "model"
+        weights = dict(_list_weights(build_part(library, kind, config), getattr(torch, part["dtype"])))
+        for variant in ("", ".fp16", ".bf16"):
+            with open(folder / f"{stem}{variant}.safetensors", "wb") as file:
+                write_safetensors(weights, {"format": "pt"}, file)
 
 
-def _cut(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights by the files that they are in."""
-    shard: dict[str, torch.Tensor] = {}
-    for name, tensor in weights:
-        if sum(each.nbytes for each in shard.values()) + tensor.nbytes > _SHARD:
-            yield shard
-            shard = {}
-        shard[name] = tensor
-    yield shard
-
-
-def build_part(library: str, kind: str, config: Mapping[str, Any]) -> torch.nn.Module:
+def build_part(library: str, kind: str, config: Mapping[str, Any]) -> Any:
     """A model of a table, on meta: its class made from its configuration."""
     cls = getattr(importlib.import_module(library), kind)
     with torch.device("meta"):
-        made = cls.from_config(config) if library == "diffusers" else cls(cls.config_class.from_dict(dict(config)))
-    assert isinstance(made, torch.nn.Module)
-    return made
+        return cls.from_config(config) if library == "diffusers" else cls(cls.config_class.from_dict(dict(config)))
 
 
 def _list_weights(module: torch.nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -60,10 +60,4 @@ def read_table() -> dict[str, Any]:
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    """The table's own name of each name, in lower case, with and without an organisation."""
-    found: dict[str, str] = {}
-    for name, entry in read_table()["pipelines"].items():
-        for each in (name, *entry.get("also", ())):
-            found[each.lower()] = name
-            found.setdefault(each.rpartition("/")[2].lower(), name)
-    return found
+    return hub_models.name_aliases(read_table()["pipelines"])
