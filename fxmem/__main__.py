@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from fxmem.cli.given_program import give_program
 from fxmem.cli.own_options import check_own_options, without_separator
 from fxmem.cli.verbs import build_parser
 from fxmem.errors import AnalysisError, FxmemError, linked_errors, one_line
@@ -159,6 +160,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser, _ = build_parser()
+    arguments = give_program(arguments)
     options, rest = parser.parse_known_args(without_separator(arguments) or ["--help"])
     if rest:
         options.parser.refuse(rest)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from fxmem.cli.given_program import spell_program
 from fxmem.cli.options import ANALYSIS
 from fxmem.cli.parser import Argument
 from fxmem.cli.progress import say
@@ -256,7 +257,7 @@ def next_for_program(target: str, words: Sequence[str], ranks: Sequence[int | No
     """What to change in a program; `ranks` is how many it has, and which one ran."""
     given = zip(("--ranks", "--rank"), ranks, strict=False)
     place = [word for name, value in given if value is not None for word in (name, str(value))]
-    return shlex.join(["fxmem", "advise", "--target", target, *place, "--run", *words])
+    return shlex.join(["fxmem", "advise", "--target", target, *place, *spell_program(words)])
 
 
 def next_for_report(name: str, report: Report) -> str:

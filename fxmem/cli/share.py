@@ -14,7 +14,6 @@ import torch
 from pydantic import ValidationError
 
 import fxmem
-from fxmem.cli import hub_models
 from fxmem.cli.options import COMPILE, STEP, STEPS_OF_PROGRAM
 from fxmem.cli.output import check_file
 from fxmem.cli.specs.inputs import FactorySpec, TensorSpec, parse_input
@@ -24,6 +23,7 @@ from fxmem.records import json_reader
 from fxmem.records.parts import Record
 from fxmem.records.shared import SharedMachine, SharedSettings, SharedVerdict, System
 from fxmem.records.validation import ProgramVerdict, Verdict
+from fxmem.simulation.stand_ins import hub_models
 
 _ELSEWHERE = ("input", "batch", "quiet", "download")
 """Options of a step that its inputs say, or that move no byte."""

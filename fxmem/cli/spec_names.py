@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from fxmem.cli import hub_models
 from fxmem.errors import UsageError, closest, unknown_optimizer
 from fxmem.records.units import LOSSES, OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS
+from fxmem.simulation.stand_ins import hub_models, hub_pipelines
 
 SPEC_FORMS: Final = (
     "torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
@@ -128,7 +128,8 @@ def _check_hub_name(name: str) -> None:
 def list_models() -> list[str]:
     """The specs of the models of torchvision, timm and the hub that are at hand."""
     libraries = [(each, sorted(_list_registered(each))) for each in ("torchvision", "timm")]
-    return [f"{library}:{name}" for library, names in (*libraries, ("hf", hub_models.list_names())) for name in names]
+    libraries += [("hf", hub_models.list_names()), ("diffusers", hub_pipelines.list_names())]
+    return [f"{library}:{name}" for library, names in libraries for name in names]
 
 
 def model_error(collection: str, name: str, names: Iterable[str]) -> UsageError:

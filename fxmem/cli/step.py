@@ -264,7 +264,7 @@ _CHANGES_WEIGHTS = ("--set", "--weights", "--quantize", "--lora", "--freeze", "-
 def _say_least(options: argparse.Namespace) -> None:
     """Say for the wait what the weights of a known model take, and in training what goes with them where it reaches
     each: by the table of the hub's models alone, without torch. Nothing where that does not say it."""
-    from fxmem.cli.hub_models import find_weights
+    from fxmem.simulation.stand_ins.hub_models import find_weights
 
     changing = (*(each for each in STEP if each.names[0] in _CHANGES_WEIGHTS), *RANKS, *SHARDING)
     found = find_weights(options.model.removeprefix("hf:")) if options.model.startswith("hf:") else None

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fxmem.__main__ import main
-from fxmem.cli import hub_models
 from fxmem.cli.parser import Parser
 from fxmem.cli.spec_names import check_model
 from fxmem.cli.specs import build_model
@@ -19,6 +18,7 @@ from fxmem.cli.verbs import analyze
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.memory.report_reader import load_report
 from fxmem.records.profile import Kind
+from fxmem.simulation.stand_ins import hub_models
 
 TABLE = hub_models.read_table()
 TINY = {

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from fxmem.__main__ import main
-from fxmem.cli import hub_models, share
+from fxmem.cli import share
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import validate
 from fxmem.records.shared import SharedMachine, SharedSettings, SharedVerdict
 from fxmem.records.validation import Machine
+from fxmem.simulation.stand_ins import hub_models
 
 MODEL = """
 import torch

@@ -25,7 +25,6 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from fxmem.cli import hub_models
 from fxmem.cli.spec_names import form_error, is_reference, model_error
 from fxmem.cli.specs.configs import unknown_setting_error
 from fxmem.cli.specs.recipes import (
@@ -42,6 +41,7 @@ from fxmem.records import json_reader
 from fxmem.records.units import format_bytes
 from fxmem.simulation.processes.process_guard import process_unchanged, without_network
 from fxmem.simulation.recording.error_advice import user_code_error
+from fxmem.simulation.stand_ins import hub_models
 from fxmem.simulation.step.given import PackedWeights, ignore_moves, pack_weights
 
 # --- running the constructor of a model, or a function that makes a batch, without weights ----------------------------

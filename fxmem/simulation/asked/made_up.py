@@ -17,7 +17,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxmem._torch import common as torch_common
-from fxmem.records.profile import MadeUp, MadeUpKind
+from fxmem.records.profile import Assumption, MadeUp, MadeUpKind
 from fxmem.records.units import package_path
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.checks import find_passing_value, is_in_while
@@ -52,6 +52,8 @@ class MadeUpNotes:
     def __init__(self, given: Mapping[str, torch.Tensor] | None = None) -> None:
         self.unfollowed: set[str] = set()
         """Functions that use a card in processes of their own, of which nothing is known."""
+        self.assumed: list[Assumption] = []
+        """What stands among the assumptions of the report, not as a guess."""
         self._given = given or {}
         self._counts: Counter[tuple[MadeUpKind, str, str]] = Counter()
         self._last: _Guess | None = None

@@ -36,6 +36,7 @@ from fxmem.simulation.recording.recording import FinishedRun, Subject
 from fxmem.simulation.stand_ins.cuda import stand_ins
 from fxmem.simulation.stand_ins.driver import nvidia_smi_patches, nvml_patches
 from fxmem.simulation.stand_ins.host import loader_patches, process_patches, trace_patches
+from fxmem.simulation.stand_ins.hub import Hub
 
 
 class RecordedCode(Subject):
@@ -146,6 +147,7 @@ class RecordedCode(Subject):
         yield from self.machine.isolation.patches(self.notes)
         yield self.watch.decode_loops.patched()
         yield from self.watch.checkpoints.patches()
+        yield from Hub(self.notes, self.machine.isolation).patches()
         yield self.watch.reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
         yield from self.watch.parts.loaders.patches()

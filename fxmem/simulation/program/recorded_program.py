@@ -157,7 +157,7 @@ class RecordedProgram(ProfiledStep):
         program = self.program
         highest = max(each.requested_bytes for each in (self.setup, *self.rounds) if each is not None)
         taken = [text for each in self._code.watch.listeners for text in each.assume(program, highest)]
-        profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *taken)})
+        profile = profile.model_copy(update={"assumptions": (*profile.assumptions, *self._code.notes.assumed, *taken)})
         made = {} if self._compiled is None else {"compiled": self._compiled}
         return profile.model_copy(update={"step": profile.step.model_copy(update={"program": program, **made})})
 

@@ -134,7 +134,7 @@ class Checkpoints:
         self._border.host.pass_through(sum(_card_bytes(tensors)))
         named = _once(tensors.state_dict()) if isinstance(tensors, torch.nn.Module) else tensors
         with open(filename, "wb") as file:
-            _write_safetensors(named, metadata, file)
+            write_safetensors(named, metadata, file)
 
     def _load_file(self, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self._isolation.place_to_read(filename), *args, **kwargs)
@@ -152,7 +152,7 @@ def _serialize(original: Callable[..., Any], tensors: Any, metadata: Any = None)
     if not has_fake_inside(tensors):
         return original(tensors, metadata)
     file = io.BytesIO()
-    _write_safetensors(tensors, metadata, file)
+    write_safetensors(tensors, metadata, file)
     return file.getvalue()
 
 
@@ -164,7 +164,7 @@ def _once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensors[name] for name in found.values()}
 
 
-def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file: Any) -> None:
+def write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file: Any) -> None:
     """Write the format of safetensors (its README, "Format"), with zeros where no value is known."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     at = 0
@@ -178,7 +178,7 @@ def _write_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Any, file:
     with torch_common.no_modes(), torch_common.pause_observers():
         for name, tensor in tensors.items():
             value = known_values.find_value(tensor) if isinstance(tensor, torch_common.FakeTensor) else tensor
-            if value is not None:
+            if value is not None and not value.is_meta:
                 file.seek(begin + header[name]["data_offsets"][0])
                 file.write(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     if file.seek(0, io.SEEK_END) < begin + at:

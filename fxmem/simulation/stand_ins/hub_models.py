@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -55,9 +55,14 @@ def find(name: str) -> HubConfig | None:
         path = _cached(each)
         if path is not None:
             return HubConfig(each, path, {}, f"the Hugging Face cache, commit {path.parent.name[:12]}")
+    return find_in_table(name)
+
+
+def find_in_table(name: str) -> HubConfig | None:
+    """The configuration of a model from the table; None if it has none."""
+    known, table = _aliases().get(name.lower()), read_table()
     if known is None:
         return None
-    table = read_table()
     return HubConfig(known, None, table["models"][known]["config"], f"fxmem's table of {table['as_of']}")
 
 
@@ -125,9 +130,13 @@ def read_table() -> dict[str, Any]:
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    """The table's own name of each name, in lower case, with and without an organisation."""
+    return name_aliases(read_table()["models"])
+
+
+def name_aliases(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """A table's own name of each name, in lower case, with and without an organisation."""
     found: dict[str, str] = {}
-    for name, entry in read_table()["models"].items():
+    for name, entry in entries.items():
         for each in (name, *entry.get("also", ())):
             found[each.lower()] = name
             found.setdefault(each.rpartition("/")[2].lower(), name)

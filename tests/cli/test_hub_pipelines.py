@@ -1,0 +1,129 @@
+"""Pipelines of diffusers by name: a shipped table held to published counts, and the program that a name stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fxmem.__main__ import main
+from fxmem.cli.given_program import find_pipeline, give_program, spell_program
+from fxmem.errors import UsageError
+from fxmem.simulation.stand_ins import hub, hub_models, hub_pipelines
+
+TABLE = hub_pipelines.read_table()
+MODELS = [
+    name
+    for name, part in TABLE["parts"].items()
+    if "tokens" not in part.get("config", ()) and not part["class"].endswith(("Scheduler", "Processor"))
+]
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the library's own parts
+@pytest.mark.parametrize("name", MODELS)
+def test_a_part_has_the_parameters_that_were_published(name: str) -> None:
+    part = hub_pipelines.find_part(name)
+    built = hub.build_part(part["library"], part["class"], part["config"])
+    count = sum(each.numel() for each in built.parameters())
+    assert all(each.is_meta for each in built.parameters())
+    published = part.get("parameters")
+    if isinstance(published, str):
+        unit = {"M": 10**6, "B": 10**9}[published[-1]]
+        assert f"{count / unit:.{len(published[:-1].partition('.')[2])}f}" == published[:-1]
+    elif published is not None:
+        assert count == published
+
+
+def test_each_entry_has_a_source_and_parts_of_the_table() -> None:
+    assert len(TABLE["pipelines"]) >= 20
+    for part in TABLE["parts"].values():
+        assert part["source"].partition(":")[0].partition(";")[0] in TABLE["sources"]
+        assert ("parameters" in part) == ("counted" in part)
+        assert part.get("counted", "class").partition(":")[0] in TABLE["sources"]
+        if part["source"] == "hub_models":
+            entry = hub_models.read_table()["models"][part["config"]]
+            assert part["parameters"] == entry["parameters"] - sum(entry.get("stored besides", {}).values())
+    used = {part for entry in TABLE["pipelines"].values() for part in entry["components"].values()}
+    assert used == set(TABLE["parts"])
+    names = [each.lower() for each in hub_pipelines.list_names()]
+    assert len(set(names)) == len(names)
+
+
+def test_most_pipelines_are_held_to_a_published_count() -> None:
+    """Of the model that is theirs alone. Of these four only sizes are published that are no count of it."""
+    free = set()
+    for name, entry in TABLE["pipelines"].items():
+        own = entry["components"].get("transformer") or entry["components"]["unet"]
+        if "parameters" not in TABLE["parts"][own]:
+            free.add(name.partition("/")[2])
+    assert free == {"stable-diffusion-2-1", "Wan2.1-T2V-1.3B-Diffusers", "LTX-Video", "CogVideoX-5b"}
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "is_"),
+    [
+        ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-dev"),
+        ("flux.1-dev", "black-forest-labs/FLUX.1-dev"),
+        ("THUDM/CogVideoX-5b", "zai-org/CogVideoX-5b"),
+        ("someone/FLUX.1-dev", None),
+    ],
+)
+def test_a_name_is_found(name: str, is_: str | None) -> None:
+    found = hub_pipelines.find(name)
+    assert (found and found.name) == is_
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("FLUX.1-dve", "FLUX.1-dev"), ("Qwen/Qwen-Imag", "Qwen/Qwen-Image"), ("Wan2.1-T2V-15B", "Wan2.1")],
+)
+def test_a_misspelt_name_gets_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"no pipeline diffusers:{name} is at hand; closest: .*{near}"):
+        find_pipeline(f"diffusers:{name}")
+
+
+# --- the program that it stands for -----------------------------------------------------------------------------------
+
+
+def test_a_name_stands_for_a_program_with_its_sizes() -> None:
+    words = give_program(["analyze", "--target", "rtx4090", "diffusers:FLUX.1-dev", "--height=512", "--steps", "4"])
+    assert words[:4] == ["analyze", "--target", "rtx4090", "--run"]
+    assert words[5:] == ["black-forest-labs/FLUX.1-dev", "--height=512", "--steps", "4"]
+    assert "DiffusionPipeline" in Path(words[4]).read_text(encoding="utf-8")
+    assert spell_program(words[4:]) == ["diffusers:black-forest-labs/FLUX.1-dev", "--height=512", "--steps", "4"]
+    assert give_program(["run", "diffusers:FLUX.1-dev"])[2:] == ["black-forest-labs/FLUX.1-dev"]
+    assert give_program(["max-batch", "diffusers:FLUX.1-dev"])[-2:] == ["--batch", "{}"]
+    assert give_program(["max-batch", "diffusers:FLUX.1-dev", "--height", "{}"])[-2:] == ["--height", "{}"]
+
+
+def test_other_command_lines_stay_as_they_are() -> None:
+    for words in (["analyze", "hf:gpt2"], ["analyze", "--run", "mine.py", "diffusers:FLUX.1-dev"], []):
+        assert give_program(words) == words
+    assert spell_program(["mine.py", "1"]) == ["--run", "mine.py", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["analyze", "diffusers:FLUX.1-dve"], "no pipeline diffusers:FLUX.1-dve is at hand; closest: FLUX.1-dev"),
+        (["kv-cache", "diffusers:FLUX.1-dev"], "diffusers:FLUX.1-dev is a program: fxmem analyze runs it"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.truth
+def test_a_pipeline_runs_by_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    words = ["analyze", "diffusers:stable-diffusion-v1-5", "--target", "rtx4090", "--steps", "2"]
+    assert main([*words, "--json", str(report)]) == 0
+    assert "fxmem advise --target rtx4090 diffusers:stable-diffusion-v1-5/" in capfd.readouterr().out
+    assert f"fxmem's table of {TABLE['as_of']}, untrained" in report.read_text(encoding="utf-8")
