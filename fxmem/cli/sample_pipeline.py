@@ -5,9 +5,9 @@ user's own, and asks no network: what is not cached is of fxmem's table.
 """
 
 import argparse
+import importlib
 from typing import Any
 
-import diffusers
 import torch
 
 from fxmem.simulation.stand_ins import hub_pipelines
@@ -18,7 +18,7 @@ for option in ("--height", "--width", "--frames", "--steps", "--batch"):
     parser.add_argument(option, type=int)
 options = parser.parse_args()
 
-pipelines: Any = diffusers.DiffusionPipeline
+diffusers: Any = importlib.import_module("diffusers")
 entry: Any = hub_pipelines.find(options.name)
 given = {"height": options.height, "width": options.width, "num_frames": options.frames}
 given["num_inference_steps"] = options.steps
@@ -26,6 +26,6 @@ call = entry.values["call"] | {name: value for name, value in given.items() if v
 dtypes = {name: getattr(torch, part["dtype"]) for name, part in entry.parts.items() if "dtype" in part}
 dtypes["default"] = getattr(torch, entry.values["dtype"])
 
-pipeline = pipelines.from_pretrained(entry.name, torch_dtype=dtypes, local_files_only=True)
+pipeline = diffusers.DiffusionPipeline.from_pretrained(entry.name, torch_dtype=dtypes, local_files_only=True)
 pipeline.to("cuda")
 pipeline(prompt=["a cat with a sign that says hello world"] * (options.batch or 1), **call)
