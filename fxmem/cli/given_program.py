@@ -51,8 +51,13 @@ def give_program(words: Sequence[str]) -> list[str]:
 
 def spell_program(words: Sequence[str]) -> list[str]:
     """The words of a command line that have given this program."""
-    is_ours = Path(words[0]).parent.name.startswith(_FOLDER)
-    return [PREFIX + words[1], *words[2:]] if is_ours else ["--run", *words]
+    return name_program(*words).split() or ["--run", *words]
+
+
+def name_program(program: str, *arguments: str) -> str:
+    """What the user calls a program of fxmem's own; empty for another."""
+    is_ours = Path(program).parent.name.startswith(_FOLDER)
+    return " ".join([PREFIX + arguments[0], *arguments[1:]]) if is_ours else ""
 
 
 def find_pipeline(spec: str) -> hub_pipelines.Pipeline:

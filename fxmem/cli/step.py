@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from fxmem.cli.given_program import name_program
 from fxmem.cli.options import COMPILE, DEFAULT_BATCH, DEFAULT_PROMPT, GENERATION, LOOP, RANKS, SHARDING, STEP, TARGET
 from fxmem.cli.parser import Argument
 from fxmem.cli.progress import Progress, say
@@ -117,7 +118,8 @@ def program_step(options: argparse.Namespace, words: ProgramWords, *, goes_on: b
     goes_on = goes_on and options.steps is None
     values = ((f"--{name}", getattr(options, name, None)) for name in ("target", "steps", "compile", "ranks", "rank"))
     given = tuple(str(word) for pair in values if pair[1] is not None for word in pair)
-    return ProgramStep(ProgramCommand(Launch(*words), card, steps, options.compile, goes_on, given))
+    launch = Launch(*words, typed=name_program(words[0], *words[1]))
+    return ProgramStep(ProgramCommand(launch, card, steps, options.compile, goes_on, given))
 
 
 def read_step(options: argparse.Namespace) -> tuple[Report, Timeline]:

@@ -197,7 +197,9 @@ class ProgramCommand:
     def at_size(self, size: int, target: Target) -> ProgramCommand:
         """The same program with a size in its place, on another target."""
         arguments = tuple(word.replace(PLACE, str(size)) for word in self.launch.arguments)
-        return dataclasses.replace(self, launch=dataclasses.replace(self.launch, arguments=arguments), target=target)
+        typed = self.launch.typed.replace(PLACE, str(size))
+        launch = dataclasses.replace(self.launch, arguments=arguments, typed=typed)
+        return dataclasses.replace(self, launch=launch, target=target)
 
     def run(self, edits: ProgramEdits = AS_IT_IS) -> Report:
         """Run it as `fxmem run --oom continue --steps N` does, with edits, in another process; without `--steps` where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -126,4 +127,19 @@ def test_a_pipeline_runs_by_its_name(tmp_path: Path, capfd: pytest.CaptureFixtur
     words = ["analyze", "diffusers:stable-diffusion-v1-5", "--target", "rtx4090", "--steps", "2"]
     assert main([*words, "--json", str(report)]) == 0
     assert "fxmem advise --target rtx4090 diffusers:stable-diffusion-v1-5/" in capfd.readouterr().out
-    assert f"fxmem's table of {TABLE['as_of']}, untrained" in report.read_text(encoding="utf-8")
+    text = report.read_text(encoding="utf-8")
+    assert f"fxmem's table of {TABLE['as_of']}, untrained" in text
+    assert json.loads(text)["model"] == "diffusers:stable-diffusion-v1-5/stable-diffusion-v1-5 --steps 2"
+
+
+@pytest.mark.truth
+def test_a_pipeline_gets_advice_and_cards_by_its_name(tmp_path: Path) -> None:
+    spec, size = "diffusers:stable-diffusion-v1-5", ["--steps", "2", "--quiet", "--json"]
+    assert main(["advise", spec, "--target", "3GB", "--quick", *size, str(tmp_path / "advice.json")]) == 0
+    advice = json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))
+    (best, *_) = advice["suggestions"]
+    assert (best["key"], best["code"]) == ("model-offload", "pipeline.enable_model_cpu_offload()")
+    assert not advice["before"]["fits"]
+    assert best["peak"]["fits"]
+    assert "patch" not in best  # of no file of the user's
+    assert main(["cards", spec, "--only", "rtx4060", *size, str(tmp_path / "cards.json")]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
+from fxmem.cli.given_program import name_program
 from fxmem.cli.options import QUIET, RANKS, REPORT_OUTPUT, TARGET, TORCH
 from fxmem.cli.output import check_folder, check_output, next_for_program, write_report
 from fxmem.cli.parser import argument, flag, repeatable
@@ -124,7 +125,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     )
 
     given = read_given(options.value)
-    program = find_started(Launch(options.program, tuple(options.arguments), options.m, ranks, rank))
+    typed = name_program(options.program, *options.arguments)
+    program = find_started(Launch(options.program, tuple(options.arguments), options.m, ranks, rank, typed=typed))
     if program.launcher:
         alone = "the first runs here, alone; --ranks N runs it as one of N"
         say(f"{program.launcher}: {alone if program.ranks is None else f'run as with --ranks {program.ranks}'}")

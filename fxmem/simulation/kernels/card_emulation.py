@@ -407,9 +407,13 @@ def _only_here(stand_in: Any) -> Callable[[Any], Any]:
     return make
 
 
+_ANSWERING: Final = ("is_", "get_device", "_detect_device")
+"""How names of functions begin that answer whether, and which, card there is."""
+
+
 @contextlib.contextmanager
 def _forget_library_answers() -> Iterator[None]:
-    """transformers remembers what `torch.cuda` answered; it must not carry that over either border."""
+    """Libraries remember what `torch.cuda` answered; they must not carry that over either border."""
     _forget_answers()
     try:
         yield
@@ -418,9 +422,13 @@ def _forget_library_answers() -> Iterator[None]:
 
 
 def _forget_answers() -> None:
-    module = sys.modules.get("transformers.utils.import_utils")
-    for name, function in vars(module).items() if module is not None else ():
-        if name.startswith("is_") and hasattr(function, "cache_clear"):
+    modules = map(sys.modules.get, ("transformers.utils.import_utils", "diffusers.utils.torch_utils"))
+    found = [each for module in modules if module is not None for each in vars(module).values()]
+    found += [
+        getattr(each, "__func__", None) for kind in found if isinstance(kind, type) for each in vars(kind).values()
+    ]
+    for function in found:
+        if getattr(function, "__name__", "").startswith(_ANSWERING) and hasattr(function, "cache_clear"):
             function.cache_clear()
 
 

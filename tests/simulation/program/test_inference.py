@@ -6,7 +6,9 @@ import functools
 from pathlib import Path
 
 import pytest
+import torch
 
+import fxmem
 from fxmem.hardware import catalogue
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import findings
@@ -144,3 +146,12 @@ def test_ways_to_keep_the_weights_of_a_sampler(way: str) -> None:
     most = [max(each.requested_bytes for each in run.rounds) for run in (whole, plain)]
     assert most[0] == most[1] if way in ("plain", "model") else most[0] < most[1]
     assert found(recorded).ran == 12
+
+
+def test_diffusers_asks_anew_for_the_card_on_both_borders() -> None:
+    torch_utils = pytest.importorskip("diffusers.utils.torch_utils")
+    before = torch_utils.get_device()
+    with fxmem.record("h100"):
+        assert torch_utils.get_device() == "cuda"
+        torch.ones(8, device="cuda")
+    assert torch_utils.get_device() == before == ("cuda" if torch.cuda.is_available() else "cpu")
