@@ -20,9 +20,9 @@ options = parser.parse_args()
 
 diffusers: Any = importlib.import_module("diffusers")
 entry: Any = hub_pipelines.find(options.name)
-given = {"height": options.height, "width": options.width, "num_frames": options.frames}
-given["num_inference_steps"] = options.steps
-call = entry.values["call"] | {name: value for name, value in given.items() if value is not None}
+names = ("height", "height"), ("width", "width"), ("frames", "num_frames"), ("steps", "num_inference_steps")
+sizes = ((name, getattr(options, option)) for option, name in names)
+call = entry.values["call"] | {name: value for name, value in sizes if value is not None}
 dtypes = {name: getattr(torch, part["dtype"]) for name, part in entry.parts.items() if "dtype" in part}
 dtypes["default"] = getattr(torch, entry.values["dtype"])
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
+from fxmem.memory.figures import find_outermost
 from fxmem.memory.training import find_idle
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
 from fxmem.records.pause_gc import pause_gc
@@ -597,7 +598,12 @@ def _find_host_bytes(profile: Profile) -> int | None:
 
 def _count_link_bytes(profile: Profile) -> int | None:
     """See `Suggestion.link_bytes`."""
-    return None if profile.step.program is None else sum(op.host_bytes for op in profile.ops)
+    if profile.step.program is None:
+        return None
+    spans = ((each.first_node, each.last_node) for each in find_outermost(profile))
+    within = {node for span in spans for node in range(*span)}
+    within |= {index for index, each in enumerate(profile.nodes) if each.op == "call_module"}
+    return sum(op.host_bytes for op in profile.ops if op.node in within)
 
 
 def _flops(profile: Profile) -> int | None:
