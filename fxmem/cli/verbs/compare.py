@@ -1,4 +1,15 @@
-"""`fxmem compare`."""
+"""What changed from one step to another?
+
+Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they are made
+of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's options apply to both
+sides, those after --with to the second alone. With --fail-over a gate for CI.
+
+    fxmem compare before.json after.json
+    fxmem compare before.json after.json --markdown comment.md
+    fxmem compare before.json after.json --fail-over 2%
+    fxmem compare torchvision:resnet50 --with "--precision bf16"
+    fxmem compare v1.2 main --bisect 'run --target rtx4090 train.py'
+"""
 
 from __future__ import annotations
 
@@ -19,21 +30,6 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.profile import Peak
     from fxmem.whatif.bisection import Bisected
-
-BRIEF = "what changed from one step to another?"
-DESCRIPTION = (
-    "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they "
-    "are made of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's "
-    "options apply to both sides, those after --with to the second alone. With --fail-over a gate for CI."
-)
-
-EXAMPLES = (
-    "fxmem compare before.json after.json",
-    "fxmem compare before.json after.json --markdown comment.md",
-    "fxmem compare before.json after.json --fail-over 2%",
-    'fxmem compare torchvision:resnet50 --with "--precision bf16"',
-    "fxmem compare v1.2 main --bisect 'run --target rtx4090 train.py'",
-)
 
 _STEP = or_generation(*ANALYSIS_OR_REPORT)
 

@@ -1,4 +1,11 @@
-"""`fxmem generate`."""
+"""Does a generation fit, token by token?
+
+Predict the memory of model.generate() of transformers: prefill and decode, allocated and reserved, whether it fits and
+at which token it no longer does. A few tokens are recorded, the others are made by arithmetic; the allocator replays
+every one.
+
+    fxmem generate hf:GPT2LMHeadModel --prompt 512 --new 128 --batch 4
+"""
 
 from __future__ import annotations
 
@@ -9,15 +16,6 @@ from fxmem.cli.output import check_output, next_for_report, write_report
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_generation, check_generation, with_defaults
-
-BRIEF = "does a generation fit, token by token?"
-DESCRIPTION = (
-    "Predict the memory of model.generate() of transformers: prefill and decode, allocated and reserved, whether it "
-    "fits and at which token it no longer does. A few tokens are recorded, the others are made by arithmetic; the "
-    "allocator replays every one."
-)
-
-EXAMPLES = ("fxmem generate hf:GPT2LMHeadModel --prompt 512 --new 128 --batch 4",)
 
 _OF_THE_STEP = ("--weights", "--precision", "--quantize", "--lora", "--inference-mode", "--quiet")
 

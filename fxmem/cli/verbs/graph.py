@@ -1,4 +1,11 @@
-"""`fxmem graph`."""
+"""A picture: the graph of the step, or its timeline.
+
+Draw the graph of a step, annotated; or, with `--by time`, the bytes alive over it. Of a report, needs no torch.
+
+    fxmem graph torchvision:resnet50 -o graph.svg --open
+    fxmem graph --plan plan.json -o plan.svg
+    fxmem graph report.json --by time -o timeline.svg
+"""
 
 from __future__ import annotations
 
@@ -18,17 +25,6 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.profile import Profile
     from fxmem.show.plots import StepAfter
-
-BRIEF = "a picture: the graph of the step, or its timeline"
-DESCRIPTION = (
-    "Draw the graph of a step, annotated; or, with `--by time`, the bytes alive over it. Of a report, needs no torch."
-)
-
-EXAMPLES = (
-    "fxmem graph torchvision:resnet50 -o graph.svg --open",
-    "fxmem graph --plan plan.json -o plan.svg",
-    "fxmem graph report.json --by time -o timeline.svg",
-)
 
 _WIDTH = argument("--width", type=int, least=280, default=960, metavar="PIXELS", help="width of the plot, at least 280")
 _OF_GRAPH = grouped(

@@ -1,4 +1,12 @@
-"""`fxmem kv-cache`."""
+"""How many tokens fit a serving engine's KV cache?
+
+Predict a serving engine's start on one card: weights, the peak of its profile run, and the blocks of keys and values
+that are left, by the engine's published arithmetic. What only the card knows is named with what was published of it;
+the answer is a range. Exit code 4 if nothing is left.
+
+    fxmem kv-cache hf:Qwen/Qwen3-8B --target rtx4090
+    fxmem kv-cache hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960
+"""
 
 from __future__ import annotations
 
@@ -11,18 +19,6 @@ from fxmem.cli.progress import Progress
 from fxmem.cli.step import build_changed_module, require_torch, with_defaults
 from fxmem.errors import UsageError
 from fxmem.records.units import ENGINES
-
-BRIEF = "how many tokens fit a serving engine's KV cache?"
-DESCRIPTION = (
-    "Predict a serving engine's start on one card: weights, the peak of its profile run, and the blocks of keys and "
-    "values that are left, by the engine's published arithmetic. What only the card knows is named with what was "
-    "published of it; the answer is a range. Exit code 4 if nothing is left."
-)
-
-EXAMPLES = (
-    "fxmem kv-cache hf:Qwen/Qwen3-8B --target rtx4090",
-    "fxmem kv-cache hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960",
-)
 
 _OF_THE_STEP = ("--weights", "--quantize", "--quiet")
 

@@ -1,4 +1,12 @@
-"""`fxmem run`."""
+"""Does your own training script fit, untouched?
+
+Run a Python program as it is on a pretended card, stop it after a few optimizer steps, and say how much memory each
+step takes. The program is trusted code. What it writes it reads back, but your files stay as they are, and what it
+would send is not sent.
+
+    fxmem run --target rtx4090 train.py --batch-size 16
+    fxmem run --ranks 8 -m package.train
+"""
 
 from __future__ import annotations
 
@@ -12,18 +20,6 @@ from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.units import AS_IS, MAX_OPERATORS, STEADY, STEPS
-
-BRIEF = "does your own training script fit, untouched?"
-DESCRIPTION = (
-    "Run a Python program as it is on a pretended card, stop it after a few optimizer steps, and say how much memory "
-    "each step takes. The program is trusted code. What it writes it reads back, but your files stay as they are, and "
-    "what it would send is not sent."
-)
-
-EXAMPLES = (
-    "fxmem run --target rtx4090 train.py --batch-size 16",
-    "fxmem run --ranks 8 -m package.train",
-)
 
 ARGUMENTS = (
     TARGET,

@@ -1,4 +1,10 @@
-"""`fxmem serve`."""
+"""The page, live, with settings to change; on this machine alone.
+
+Serve the page of a step on 127.0.0.1, with batch, sequence, precision, card and budget to change; it is analysed anew
+when the model's file is saved. Needs pip install 'fxmem[serve]'.
+
+    fxmem serve torchvision:resnet50 --target rtx4090
+"""
 
 from __future__ import annotations
 
@@ -18,14 +24,7 @@ from fxmem.errors import EnvironmentLacksError, UsageError
 if TYPE_CHECKING:
     from fxmem.cli.server.app import PageKeeper
 
-BRIEF = "the page, live, with settings to change; on this machine alone"
-DESCRIPTION = (
-    "Serve the page of a step on 127.0.0.1, with batch, sequence, precision, card and budget to change; it is analysed "
-    "anew when the model's file is saved. Needs pip install 'fxmem[serve]'."
-)
 ADDRESS = "127.0.0.1"
-
-EXAMPLES = ("fxmem serve torchvision:resnet50 --target rtx4090",)
 
 ARGUMENTS = (
     *ANALYSIS,

@@ -1,4 +1,13 @@
-"""`fxmem shard`."""
+"""How many cards, and in which mesh?
+
+Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, or the fewest cards
+that it fits, the cheapest communication first, each with its micro-batch. What is shown was analysed whole; a lower
+bound from two and three of the model's blocks rules out the others. Exit code 4 if nothing fits.
+
+    fxmem shard hf:meta-llama/Llama-3.1-8B --cards h100 --seq 4096 --batch 64
+    fxmem shard hf:LlamaForCausalLM --cards 64xh100 --seq 8192 --batch 512
+    fxmem shard model.py:build --input 1x3x224x224 --cards 8xrtx4090 --batch 256
+"""
 
 from __future__ import annotations
 
@@ -11,19 +20,6 @@ from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import build_step, replace, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
-
-BRIEF = "how many cards, and in which mesh?"
-DESCRIPTION = (
-    "Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, or the fewest "
-    "cards that it fits, the cheapest communication first, each with its micro-batch. What is shown was analysed "
-    "whole; a lower bound from two and three of the model's blocks rules out the others. Exit code 4 if nothing fits."
-)
-
-EXAMPLES = (
-    "fxmem shard hf:meta-llama/Llama-3.1-8B --cards h100 --seq 4096 --batch 64",
-    "fxmem shard hf:LlamaForCausalLM --cards 64xh100 --seq 8192 --batch 512",
-    "fxmem shard model.py:build --input 1x3x224x224 --cards 8xrtx4090 --batch 256",
-)
 
 ARGUMENTS = (
     MODEL,

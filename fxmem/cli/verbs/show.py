@@ -1,4 +1,12 @@
-"""`fxmem show`."""
+"""Which layer, or which line of source, takes it?
+
+Print a report that `fxmem analyze --json` wrote, or its memory by line of source or by layer; of a report, needs no
+torch. `--json` writes what is shown.
+
+    fxmem show report.json --full
+    fxmem show report.json --by line
+    fxmem show report.json --by layer --format csv
+"""
 
 from __future__ import annotations
 
@@ -13,18 +21,6 @@ from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Report
-
-BRIEF = "which layer, or which line of source, takes it?"
-DESCRIPTION = (
-    "Print a report that `fxmem analyze --json` wrote, or its memory by line of source or by layer; of a report, needs "
-    "no torch. `--json` writes what is shown."
-)
-
-EXAMPLES = (
-    "fxmem show report.json --full",
-    "fxmem show report.json --by line",
-    "fxmem show report.json --by layer --format csv",
-)
 
 _OF_LINES = grouped(
     "with --by line",
