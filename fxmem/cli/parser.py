@@ -71,6 +71,11 @@ def flag(name: str, help: str) -> Argument:
     return Argument((name,), {"help": help, "action": "store_true"})
 
 
+def number(name: str, help: str, metavar: str = "N", **settings: Any) -> Argument:
+    """Declare an option whose value is a whole number."""
+    return argument(name, help=help, type=int, metavar=metavar, **settings)
+
+
 def repeatable(name: str, help: str, **settings: Any) -> Argument:
     """Declare an option that may be given several times, a list of its values."""
     return Argument((name,), {"help": help, "action": "append", "default": [], **settings})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
 from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_json
-from fxmem.cli.parser import Parser, argument, repeatable
+from fxmem.cli.parser import Parser, argument, number, repeatable
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
@@ -54,12 +54,8 @@ ARGUMENTS = (
         help="find the commit with which the peak of a command of fxmem changed, between two commits in the place of "
         "the models: the first is right",
     ),
-    argument(
-        "--depth",
-        type=int,
-        least=0,
-        metavar="N",
-        help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)",
+    number(
+        "--depth", "levels of modules to show, every change in them (default: changes of 1 %% of the peak)", least=0
     ),
     argument(
         "--fail-over",
@@ -68,9 +64,7 @@ ARGUMENTS = (
         "where that is not known. 0: any growth",
     ),
     argument("--svg", metavar="FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
-    argument(
-        "--top", type=int, least=0, default=8, metavar="N", help="how many nodes to list, the largest change first"
-    ),
+    number("--top", "how many nodes to list, the largest change first", least=0, default=8),
     *text_output("comparison"),
     argument(
         "--markdown",

@@ -13,7 +13,7 @@ import argparse
 
 from fxmem.cli.options import GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET, TORCH
 from fxmem.cli.output import check_output, next_for_report, write_report
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import number
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_generation, check_generation, with_defaults
 
@@ -22,7 +22,7 @@ _OF_THE_STEP = ("--weights", "--precision", "--quantize", "--lora", "--inference
 ARGUMENTS = (
     MODEL,
     *(each for each in INPUTS if each.names != ("--batch",)),
-    argument("--batch", type=int, least=1, metavar="N", help="sequences at a time (default 1)"),
+    number("--batch", "sequences at a time (default 1)", least=1),
     *GENERATION,
     *(each for each in STEP if each.names[0] in _OF_THE_STEP),
     *KERNELS,

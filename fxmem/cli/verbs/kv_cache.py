@@ -14,7 +14,7 @@ import argparse
 
 from fxmem.cli.options import INPUTS, MODEL, STEP, TARGET, text_output
 from fxmem.cli.output import check_output, layout, write_json
-from fxmem.cli.parser import argument, flag
+from fxmem.cli.parser import argument, flag, number
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import build_changed_module, require_torch, with_defaults
 from fxmem.errors import UsageError
@@ -29,15 +29,13 @@ ARGUMENTS = (
     TARGET,
     argument("--engine", choices=ENGINES, default=ENGINES[0], help="the serving engine"),
     argument("--utilization", type=float, default=0.9, metavar="SHARE", help="of the card's memory, for the engine"),
-    argument("--max-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a forward"),
-    argument(
+    number("--max-batched-tokens", "tokens of a forward", default=8192),
+    number(
         "--max-seqs",
-        type=int,
+        "sequences at a time; vLLM's own default is 1024 on cards of 70 GiB or more that are no A100",
         default=256,
-        metavar="N",
-        help="sequences at a time; vLLM's own default is 1024 on cards of 70 GiB or more that are no A100",
     ),
-    argument("--block-size", type=int, default=16, metavar="N", help="tokens of a block of the cache"),
+    number("--block-size", "tokens of a block of the cache", default=16),
     argument(
         "--context", default="2048,8192,32768", metavar="N[,N]...", help="lengths of sequences of which to say how many"
     ),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import RUNNABLE, text_output
 from fxmem.cli.output import check_output, layout, write_drawing, write_json
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import argument, number
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import analyze_subject, check_generation, read_program
 from fxmem.errors import UsageError
@@ -39,7 +39,7 @@ ARGUMENTS = (
     argument(
         "--budget", metavar="BYTES|16GiB", help="what the allocator may have instead; a CUDA context comes on top"
     ),
-    argument("--limit", type=int, least=1, default=65536, metavar="N", help="try no larger size"),
+    number("--limit", "try no larger size", least=1, default=65536),
     argument(
         "--goal",
         choices=("memory", "throughput"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS, DEFAULT_BATCH
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import argument, number
 from fxmem.errors import EnvironmentLacksError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ADDRESS = "127.0.0.1"
 ARGUMENTS = (
     *ANALYSIS,
     argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
-    argument("--port", type=int, default=0, metavar="N", help="the port; 0: any that is free"),
+    number("--port", "the port; 0: any that is free", default=0),
 )
 
 

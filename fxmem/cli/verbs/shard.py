@@ -15,7 +15,7 @@ import argparse
 
 from fxmem.cli.options import MODEL, SHARDING, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import argument, number
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import build_step, replace, require_torch, step_request
 from fxmem.errors import UsageError
@@ -25,17 +25,13 @@ ARGUMENTS = (
     MODEL,
     *(each for each in STEP if each.names[0] not in ("--batch", "--mode", "--inference-mode")),
     argument("--cards", metavar="64xh100|h100", help="how many of which card, or as few of 1, 2, 4, ... as it fits"),
-    argument(
+    number(
         "--batch",
+        "batch size of an optimizer step on all cards, which ranks and micro-batches share",
         dest="global_batch",
-        type=int,
-        metavar="N",
-        help="batch size of an optimizer step on all cards, which ranks and micro-batches share",
     ),
-    argument(
-        "--seq", type=int, metavar="N", help="length of the sequences: dimension 1 of token ids, masks and labels"
-    ),
-    argument("--show", type=int, default=3, metavar="N", help="look for so many meshes that fit"),
+    number("--seq", "length of the sequences: dimension 1 of token ids, masks and labels"),
+    number("--show", "look for so many meshes that fit", default=3),
     *SHARDING[-2:],
     *text_output("result"),
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import REPORT_OUTPUT, SUBJECT, by_form, check_form
 from fxmem.cli.output import check_output, layout, next_for, write_file, write_json, write_report
-from fxmem.cli.parser import argument, flag, grouped, repeatable
+from fxmem.cli.parser import argument, flag, grouped, number, repeatable
 from fxmem.cli.step import read_step
 from fxmem.errors import UsageError
 
@@ -31,14 +31,7 @@ _OF_LINES = grouped(
         "repeatable (default: your own files)",
     ),
     flag("--all", help="show installed packages' files too (the default where no line is your own)"),
-    argument(
-        "--tensors",
-        type=int,
-        default=3,
-        least=0,
-        metavar="N",
-        help="shapes to list below a line, most bytes first; 0 lists none",
-    ),
+    number("--tensors", "shapes to list below a line, most bytes first; 0 lists none", default=3, least=0),
 )
 _OF_LAYERS = grouped(
     "with --by layer",
