@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from fxmem.cli.parser import OF_SUBJECT, Argument, argument, flag, grouped, number, repeatable
+from fxmem.cli.parser import OF_SUBJECT, Argument, argument, flag, grouped, number, repeatable, switch
 from fxmem.cli.spec_names import SPEC_FORMS
 from fxmem.errors import UsageError
 from fxmem.records.units import (
@@ -30,7 +30,6 @@ DEFAULT_PROMPT = 1024
 
 _OUTPUT = "what is shown and written"
 _REPORT = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
-_SWITCH = argparse.BooleanOptionalAction
 
 MODEL = argument("model", metavar="MODEL", help=SPEC_FORMS)
 MODEL_OR_REPORT = argument("model", metavar="MODEL|REPORT.json", help=_REPORT + SPEC_FORMS)
@@ -62,17 +61,9 @@ KERNELS = grouped(
         help="the attention kernel that may run and no other, or auto: the first that can (default: as torch's flags "
         "are)",
     ),
-    argument(
-        "--allow-tf32",
-        action=_SWITCH,
-        help="TF32 in float32 convolutions and recurrent networks (torch's default: allowed)",
-    ),
-    argument(
-        "--cudnn-benchmark",
-        action=_SWITCH,
-        help="torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)",
-    ),
-    argument("--deterministic", action=_SWITCH, help="torch.use_deterministic_algorithms (default: off)"),
+    switch("--allow-tf32", "TF32 in float32 convolutions and recurrent networks (torch's default: allowed)"),
+    switch("--cudnn-benchmark", "torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)"),
+    switch("--deterministic", "torch.use_deterministic_algorithms (default: off)"),
     argument(
         "--cudnn",
         metavar="FOLDER",
@@ -103,17 +94,10 @@ STEP = grouped(
         choices=get_args(ZeroGrad),
         help="when gradients are cleared; before backward, those of the step before live through forward",
     ),
-    argument(
-        "--set-to-none",
-        action=_SWITCH,
-        default=True,
-        help="whether clearing gradients frees them, or fills them with zeros",
-    ),
-    argument(
+    switch("--set-to-none", "whether clearing gradients frees them, or fills them with zeros", default=True),
+    switch(
         "--keep-outputs",
-        action=_SWITCH,
-        default=None,
-        help="whether the loop's variables hold output and loss until those of the next step replace them; by default "
+        "whether the loop's variables hold output and loss until those of the next step replace them; by default "
         "where it trains, as in most loops that people write but in transformers' Trainer",
     )._replace(variable="FXMEM_KEEP_OUTPUTS"),
     argument(
@@ -207,10 +191,8 @@ SHARDING = grouped(
         "tensor parallel by the model's tp_plan, replicate beside fsdp for HSDP or alone for DDP; with fsdp, "
         "--precision is FSDP2's mixed precision",
     ),
-    argument(
-        "--reshard-after-forward",
-        action=_SWITCH,
-        help="with --mesh: free gathered parameters after forward (default: those of the blocks)",
+    switch(
+        "--reshard-after-forward", "with --mesh: free gathered parameters after forward (default: those of the blocks)"
     ),
     argument("--offload", metavar="cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
 )
