@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from fxmem.cli.parser import OF_SUBJECT, Argument, argument, flag, grouped, repeatable
+from fxmem.cli.parser import OF_SUBJECT, Argument, argument, flag, grouped, number, repeatable, switch
 from fxmem.cli.spec_names import SPEC_FORMS
 from fxmem.errors import UsageError
 from fxmem.records.units import (
@@ -30,7 +30,6 @@ DEFAULT_PROMPT = 1024
 
 _OUTPUT = "what is shown and written"
 _REPORT = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
-_SWITCH = argparse.BooleanOptionalAction
 
 MODEL = argument("model", metavar="MODEL", help=SPEC_FORMS)
 MODEL_OR_REPORT = argument("model", metavar="MODEL|REPORT.json", help=_REPORT + SPEC_FORMS)
@@ -44,9 +43,7 @@ INPUTS = grouped(
         "return a DataLoader; repeatable; default: what the model's family takes. A head of transformers that trains "
         "gets its labels, too, unless --loss is given",
     ),
-    argument(
-        "--batch", type=int, metavar="N", least=1, help=f"batch size of the default inputs (default {DEFAULT_BATCH})"
-    ),
+    number("--batch", f"batch size of the default inputs (default {DEFAULT_BATCH})", least=1),
     repeatable(
         "--set",
         metavar="KEY=VALUE",
@@ -64,17 +61,9 @@ KERNELS = grouped(
         help="the attention kernel that may run and no other, or auto: the first that can (default: as torch's flags "
         "are)",
     ),
-    argument(
-        "--allow-tf32",
-        action=_SWITCH,
-        help="TF32 in float32 convolutions and recurrent networks (torch's default: allowed)",
-    ),
-    argument(
-        "--cudnn-benchmark",
-        action=_SWITCH,
-        help="torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)",
-    ),
-    argument("--deterministic", action=_SWITCH, help="torch.use_deterministic_algorithms (default: off)"),
+    switch("--allow-tf32", "TF32 in float32 convolutions and recurrent networks (torch's default: allowed)"),
+    switch("--cudnn-benchmark", "torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)"),
+    switch("--deterministic", "torch.use_deterministic_algorithms (default: off)"),
     argument(
         "--cudnn",
         metavar="FOLDER",
@@ -105,17 +94,10 @@ STEP = grouped(
         choices=get_args(ZeroGrad),
         help="when gradients are cleared; before backward, those of the step before live through forward",
     ),
-    argument(
-        "--set-to-none",
-        action=_SWITCH,
-        default=True,
-        help="whether clearing gradients frees them, or fills them with zeros",
-    ),
-    argument(
+    switch("--set-to-none", "whether clearing gradients frees them, or fills them with zeros", default=True),
+    switch(
         "--keep-outputs",
-        action=_SWITCH,
-        default=None,
-        help="whether the loop's variables hold output and loss until those of the next step replace them; by default "
+        "whether the loop's variables hold output and loss until those of the next step replace them; by default "
         "where it trains, as in most loops that people write but in transformers' Trainer",
     )._replace(variable="FXMEM_KEEP_OUTPUTS"),
     argument(
@@ -162,16 +144,8 @@ TORCH = argument(
 )._replace(group=OF_SUBJECT)
 LOOP = grouped(
     "the step",
-    argument(
-        "--accumulate",
-        type=int,
-        default=1,
-        metavar="K",
-        help="micro-batches to one optimizer step; the step is the last of them",
-    ),
-    argument(
-        "--prefetch", type=int, default=0, metavar="N", help="further batches that wait on the card during the step"
-    ),
+    number("--accumulate", "micro-batches to one optimizer step; the step is the last of them", default=1, metavar="K"),
+    number("--prefetch", "further batches that wait on the card during the step", default=0),
     argument(
         "--checkpoints",
         choices=("blocks",),
@@ -199,13 +173,8 @@ COMPILE = grouped(
 """Whether and how the step is compiled."""
 RANKS = grouped(
     "many cards",
-    argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="how many ranks share the work; the step is that of one, with no peers and no network",
-    ),
-    argument("--rank", type=int, metavar="R", help="with --ranks: this one alone (default: each class of equal ranks)"),
+    number("--ranks", "how many ranks share the work; the step is that of one, with no peers and no network"),
+    number("--rank", "with --ranks: this one alone (default: each class of equal ranks)", metavar="R"),
 )
 """The rank that is predicted."""
 SHARDING = grouped(
@@ -222,10 +191,8 @@ SHARDING = grouped(
         "tensor parallel by the model's tp_plan, replicate beside fsdp for HSDP or alone for DDP; with fsdp, "
         "--precision is FSDP2's mixed precision",
     ),
-    argument(
-        "--reshard-after-forward",
-        action=_SWITCH,
-        help="with --mesh: free gathered parameters after forward (default: those of the blocks)",
+    switch(
+        "--reshard-after-forward", "with --mesh: free gathered parameters after forward (default: those of the blocks)"
     ),
     argument("--offload", metavar="cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
 )
@@ -253,9 +220,9 @@ HOST_MEMORY = argument(
     help="pinned memory of the host where a plan may let results of operators wait instead of recomputing them, copied "
     "while the card computes",
 )
-STEPS_OF_PROGRAM = argument(
-    "--steps", type=int, metavar="N", help=f"with --run: optimizer steps of a run (default {STEPS})"
-)._replace(group=OF_SUBJECT)
+STEPS_OF_PROGRAM = number("--steps", f"with --run: optimizer steps of a run (default {STEPS})")._replace(
+    group=OF_SUBJECT
+)
 
 
 def or_program(model: Argument) -> Argument:
@@ -267,10 +234,10 @@ def or_program(model: Argument) -> Argument:
 
 GENERATION = grouped(
     "a generation",
-    argument("--prompt", type=int, least=1, metavar="TOKENS", help=f"length of the prompt (default {DEFAULT_PROMPT})"),
-    argument("--new", type=int, least=1, default=512, metavar="TOKENS", help="new tokens of each sequence"),
+    number("--prompt", f"length of the prompt (default {DEFAULT_PROMPT})", least=1, metavar="TOKENS"),
+    number("--new", "new tokens of each sequence", least=1, default=512, metavar="TOKENS"),
     argument("--cache", choices=CACHES, default=CACHES[0], dest="kv_cache", help="what keys and values are kept in"),
-    argument("--beams", type=int, least=1, default=1, metavar="N", help="beams of beam search"),
+    number("--beams", "beams of beam search", least=1, default=1),
     flag("--sample", help="sample tokens rather than take the likeliest"),
 )
 """What transformers' `generate` is told."""
@@ -312,7 +279,7 @@ OVERLAYS = (
 
 def drawing(max_boxes: str) -> Argument:
     """The argument of a drawn graph, with this help."""
-    return argument("--max-boxes", type=int, least=0, default=25, metavar="N", help=f"{max_boxes}; 25 are one screen")
+    return number("--max-boxes", f"{max_boxes}; 25 are one screen", least=0, default=25)
 
 
 Forms = Mapping[str | None, Sequence[Argument]]
@@ -343,19 +310,13 @@ def text_output(document: str) -> tuple[Argument, ...]:
 def width(text: str = "table") -> Argument:
     """How wide the text for stdout is."""
     help = f"width of the {text} (default: the terminal's)"
-    return argument("--width", type=int, least=60, metavar="COLUMNS", help=help)._replace(variable="FXMEM_WIDTH")
+    return number("--width", help, least=60, metavar="COLUMNS")._replace(variable="FXMEM_WIDTH")
 
 
 REPORT_OUTPUT = grouped(
     _OUTPUT,
     flag("--full", "everything: each count of the peak, its split, the largest tensors, what is assumed and unknown"),
-    argument(
-        "--depth",
-        type=int,
-        least=0,
-        metavar="N",
-        help="levels of the module tree to show (default: 2; with --full all)",
-    ),
+    number("--depth", "levels of the module tree to show (default: 2; with --full all)", least=0),
     flag("--check", "refuse a target whose memory is not known, which no step can be said to fit"),
     *text_output("report"),
     argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"),

@@ -71,6 +71,16 @@ def flag(name: str, help: str) -> Argument:
     return Argument((name,), {"help": help, "action": "store_true"})
 
 
+def switch(name: str, help: str, **settings: Any) -> Argument:
+    """Declare an option that is turned on by its name, and off by `--no-` before it."""
+    return argument(name, help=help, action=argparse.BooleanOptionalAction, **settings)
+
+
+def number(name: str, help: str, metavar: str = "N", **settings: Any) -> Argument:
+    """Declare an option whose value is a whole number."""
+    return argument(name, help=help, type=int, metavar=metavar, **settings)
+
+
 def repeatable(name: str, help: str, **settings: Any) -> Argument:
     """Declare an option that may be given several times, a list of its values."""
     return Argument((name,), {"help": help, "action": "append", "default": [], **settings})

@@ -7,7 +7,7 @@ import functools
 import re
 
 from fxmem.cli.parser import Parser
-from fxmem.cli.verbs import build_parser, load
+from fxmem.cli.verbs import build_parser, describe
 
 _SHARED = 3
 """Verbs that must have an argument alike before it stands in the table of shared arguments."""
@@ -25,7 +25,7 @@ def reference() -> str:
     shared = [row for row in dict.fromkeys(every) if every.count(row) >= _SHARED]
     parts = [
         "# The command line",
-        "\n".join(f"- [`fxmem {verb}`](#fxmem-{verb}): {_escape(load(verb).BRIEF)}" for verb in parsers),
+        "\n".join(f"- [`fxmem {verb}`](#fxmem-{verb}): {_escape(describe(verb).brief)}" for verb in parsers),
         "## Shared arguments",
         "Several verbs take these; the usage of a verb names those that it takes.",
         _table(shared),

@@ -1,4 +1,4 @@
-"""What differs between releases of torch: one row a release, each with how it was confirmed.
+"""What differs between releases of torch: the tables of `releases.toml`, each with how it was confirmed.
 
 *Run*: torch's own C++ of that wheel ran on a stand-in for a card (`make -C benchmarks releases`), whose runtime and
 cuBLAS compute nothing, and the caching allocator's own log was read: products on compute capabilities of 7.5 to 12.0;
@@ -14,14 +14,17 @@ wheel's libraries. The order of attention's backends has its releases beside eac
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
 
 from fxmem.errors import UsageError
+from fxmem.records.parts import Record
 
 Version = tuple[int, int]
 
 
-class BlockedEngine(NamedTuple):
+class BlockedEngine(Record):
     """An engine of cuDNN that torch does not take."""
 
     op: Literal["fwd", "dgrad", "wgrad"]
@@ -36,7 +39,7 @@ class BlockedEngine(NamedTuple):
     """The compute capability it is avoided on; None for all."""
 
 
-class Release(NamedTuple):
+class Release(Record):
     """The rules of one release of torch."""
 
     large_workspaces: frozenset[int]
@@ -61,69 +64,15 @@ class Release(NamedTuple):
     """What the rules leave open in this release; for the report's assumptions."""
 
 
-_BLOCKED = (BlockedEngine("fwd", 5, 23, 90800, 91500), BlockedEngine("dgrad", 5, 23, 8000))
-_BLOCKED_SINCE_14 = (
-    *_BLOCKED,
-    BlockedEngine("fwd", 0, 5, 92301, 92400, (8, 6)),
-    BlockedEngine("fwd", 0, 58, 92300, capability=(12, 0)),
-    BlockedEngine("dgrad", 0, 63, 92300, capability=(12, 0)),
-    BlockedEngine("wgrad", 0, 63, 92300, capability=(12, 0)),
-)
-_ERRATA = "engines: `plan_errata_exception` (aten/src/ATen/native/cudnn/Conv_v8.cpp), the list in the wheel"
-_SOURCE = "aten/src/ATen/cuda/CublasHandlePool.cpp"
-
-_OLDEST = Release(
-    large_workspaces=frozenset({9}),
-    shares_with_lt=False,
-    keeps_workspaces=True,
-    keeps_lt_workspaces=False,
-    integers_use_cublas=True,
-    norms_sum_by_block=False,
-    cudnn="9.1.0",
-    blocked_engines=_BLOCKED,
-    evidence="run, 2.4.1+cu121; engines: taken to be those of 2.11",
-)
-RELEASES: dict[Version, Release] = {(2, 4): _OLDEST}
-"""Each release, as it differs from the one before it."""
-RELEASES[2, 5] = RELEASES[2, 4]._replace(evidence="run, 2.5.1+cu124; engines: taken to be those of 2.11")
-RELEASES[2, 6] = RELEASES[2, 5]._replace(evidence="run, 2.6.0+cu124; engines: taken to be those of 2.11")
-RELEASES[2, 7] = RELEASES[2, 6]._replace(cudnn="9.5.1", evidence="run, 2.7.1+cu126; engines: taken to be those of 2.11")
-RELEASES[2, 8] = RELEASES[2, 7]._replace(
-    norms_sum_by_block=True, cudnn="9.10.2", evidence="run, 2.8.0+cu128; engines: taken to be those of 2.11"
-)
-RELEASES[2, 9] = RELEASES[2, 8]._replace(
-    keeps_lt_workspaces=True, evidence="run, 2.9.1+cu128; engines: taken to be those of 2.11"
-)
-RELEASES[2, 10] = RELEASES[2, 9]._replace(evidence="run, 2.10.0+cu128; engines: taken to be those of 2.11")
-RELEASES[2, 11] = RELEASES[2, 10]._replace(
-    cudnn="9.19.0",
-    evidence=f"run, 2.11.0+cu130; `parseChosenWorkspaceSize`, `getCUDABlasLtWorkspace` ({_SOURCE}); {_ERRATA}",
-)
-RELEASES[2, 12] = RELEASES[2, 11]._replace(
-    large_workspaces=frozenset({9, 10, 12}),
-    shares_with_lt=True,
-    integers_use_cublas=False,
-    cudnn="9.20.0",
-    evidence=f"run, 2.12.1+cu130; pytorch/pytorch#175344, #173002 and #175879 ({_SOURCE}); {_ERRATA}",
-    note=(
-        "the allocator of torch 2.12 answered 2 of 10 recorded traces with other peaks than the releases before it "
-        "and after; why is not known, and it is predicted as they are"
-    ),
-)
-RELEASES[2, 13] = RELEASES[2, 12]._replace(evidence=f"run, 2.13.0+cu130 ({_SOURCE}); {_ERRATA}", note="")
-RELEASES[2, 14] = RELEASES[2, 13]._replace(
-    large_workspaces=frozenset({9, 10, 11, 12}),
-    cudnn="9.24.0",
-    blocked_engines=_BLOCKED_SINCE_14,
-    evidence=f"run, 2.14.1+cu130 ({_SOURCE}); {_ERRATA}, pytorch/pytorch#189207 and #191701",
-)
-RELEASES[2, 15] = RELEASES[2, 14]._replace(
-    keeps_workspaces=False,
-    cudnn="9.26.0",
-    evidence=(
-        f"run, 2.15.0+cu132; `getCurrentCUDABlasHandleWithWorkspace`, pytorch/pytorch#194311 ({_SOURCE}); {_ERRATA}"
-    ),
-)
+def _read_releases() -> dict[Version, Release]:
+    """The tables of `releases.toml`, each of which says what is not as in the one before."""
+    tables = tomllib.loads(Path(__file__).with_name("releases.toml").read_text(encoding="utf-8"))
+    releases: dict[Version, Release] = {}
+    rules: dict[str, Any] = {}
+    for name, changes in tables.items():
+        rules |= changes
+        releases[read_version(name)] = Release(**rules)
+    return releases
 
 
 def find_release(torch_version: str) -> tuple[Release, str]:
@@ -168,3 +117,7 @@ def read_version(torch_version: str) -> Version:
     except ValueError:
         raise UsageError(f"expected a torch version such as 2.11.0, got {torch_version!r}") from None
     return major, minor
+
+
+RELEASES = _read_releases()
+"""Each release that is known, the oldest first."""

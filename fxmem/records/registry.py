@@ -97,8 +97,12 @@ def _read_entry_points() -> Any:  # what has `select`: another class in Python 3
 
 def _first_line(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
-        line = file.readline().strip().strip('"').rstrip(".")
-    return line[:1].lower() + line[1:]
+        return to_brief(file.readline().strip().strip('"'))
+
+
+def to_brief(line: str) -> str:
+    """The first line of a docstring as a part of a sentence; `JSON` and its like stay as they are."""
+    return (line if line[1:2].isupper() else line[:1].lower() + line[1:]).rstrip(".")
 
 
 STRATEGIES: Registry[Any] = Registry("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")

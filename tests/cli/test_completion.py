@@ -11,7 +11,7 @@ import pytest
 
 from fxmem.__main__ import main
 from fxmem.cli.completion import SCRIPTS
-from fxmem.cli.verbs import VERBS, build_parser, load
+from fxmem.cli.verbs import VERBS, build_parser, describe
 
 CASES = {
     "fxmem ad": {"advise"},
@@ -32,7 +32,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("completion")
     parsers = build_parser()[1]
     for shell, script in SCRIPTS.items():
-        text = script({verb: load(verb).BRIEF for verb in VERBS}, parsers)
+        text = script({verb: describe(verb).brief for verb in VERBS}, parsers)
         (folder / shell).write_text(text, encoding="utf-8")
     (folder / "files").mkdir()
     (folder / "files" / "report.json").write_text("{}", encoding="utf-8")
@@ -82,7 +82,7 @@ def test_zsh(folder: Path) -> None:
     """
     answers = ask("zsh", "-f", "-c", script)
     assert {"rtx4090", "h100", "train", "infer", "FILES", "torchvision:resnet18"} <= answers
-    assert f"advise:{load('advise').BRIEF}" in answers
+    assert f"advise:{describe('advise').brief}" in answers
     assert "--budget" not in answers
 
 
@@ -90,10 +90,10 @@ def test_zsh(folder: Path) -> None:
 def test_an_example_is_a_command_of_its_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
     shown = capsys.readouterr().out
-    for line in load(verb).EXAMPLES:
+    for line in describe(verb).examples:
         assert f"\n  {line}\n" in shown
         words = shlex.split(line, comments=True)
         if words[0] == "fxmem":
             assert words[1] == verb
             build_parser()[0].parse_args([word for word in words[1:] if word not in ("|", "source")])
-    assert load(verb).EXAMPLES
+    assert describe(verb).examples

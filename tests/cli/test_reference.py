@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fxmem.cli.reference import reference
-from fxmem.cli.verbs import VERBS, build_parser, load
+from fxmem.cli.verbs import VERBS, build_parser, describe
 
 
 def section(verb: str) -> str:
@@ -27,7 +27,7 @@ def test_the_verbs_stand_in_the_order_of_the_help() -> None:
 def test_a_verb_has_its_description_and_each_of_its_arguments_once(verb: str) -> None:
     shared = reference().split("\n## fxmem ", 1)[0]
     text = (shared + section(verb)).replace("\\", "")
-    assert load(verb).DESCRIPTION in text
+    assert describe(verb).description in text
     for action in build_parser()[1][verb].arguments():
         name = re.escape(action.option_strings[0] if action.option_strings else str(action.metavar or action.dest))
         meaning = re.escape((action.help or "").replace("%%", "%"))

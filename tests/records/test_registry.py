@@ -10,7 +10,7 @@ import pytest
 
 from fxmem.errors import UsageError
 from fxmem.planning import STRATEGIES
-from fxmem.records.registry import Registry
+from fxmem.records.registry import CAUSES, Registry
 
 
 def registry() -> Registry[object]:
@@ -21,6 +21,7 @@ def test_own_plugins_are_named_by_their_files_and_described_by_their_first_line(
     assert {"auto", "flat", "mincut"} <= set(registry())
     assert list(registry()) == sorted(registry())
     assert registry().briefs["flat"] == "optimal under one level of regions with any borders"
+    assert CAUSES.briefs["ddp-buckets"].startswith("DDP has ")
 
 
 def test_every_own_plugin_registers_itself_under_its_files_name() -> None:
@@ -30,7 +31,7 @@ def test_every_own_plugin_registers_itself_under_its_files_name() -> None:
 def test_names_are_known_without_importing_a_plugin() -> None:
     code = """if True:
         import sys
-        from fxmem.records.registry import Registry
+        from fxmem.records.registry import CAUSES, Registry
         assert "flat" in Registry("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
         print(sorted({"pydantic", "numpy", "torch", "importlib.metadata"} & sys.modules.keys()))
     """

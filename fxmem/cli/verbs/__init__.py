@@ -1,18 +1,21 @@
 """The verbs of the command line, one module each.
 
-A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, `EXAMPLES` (lines for its help),
-`ARGUMENTS` and `run(options)`, which returns the exit code and the text for stdout. None imports torch before it runs.
+The docstring of a verb's module is what its help says: one line, which the list of commands has too, a paragraph, and
+indented lines to paste. The module has `ARGUMENTS` and `run(options)`, which returns the exit code and the text for
+stdout. None imports torch before it runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, NamedTuple
 
 from fxmem import __version__
 from fxmem.cli.parser import Parser
+from fxmem.records.registry import to_brief
 
 _OF_STEPS: Final = (
     "analyze", "run", "generate", "kv-cache",  # does it fit?
@@ -38,7 +41,7 @@ class _Commands(Parser):
 
     def format_help(self) -> str:
         """The usage, the commands and a few examples."""
-        listed = [f"  {verb:<11}{load(verb).BRIEF}" for verb in _LISTED]
+        listed = [f"  {verb:<11}{describe(verb).brief}" for verb in _LISTED]
         others = f"  {', '.join(_OF_FXMEM)}, --version: of fxmem itself"
         asked = "`fxmem COMMAND --help` has a command's options, `fxmem help step` every step's."
         return (
@@ -54,6 +57,23 @@ def load(verb: str) -> ModuleType:
     return import_module(f"fxmem.cli.verbs.{verb.replace('-', '_')}")
 
 
+class VerbWords(NamedTuple):
+    """What the docstring of a verb's module says."""
+
+    brief: str
+    """One line for the list of commands."""
+    description: str
+    examples: Sequence[str]
+    """Lines to paste."""
+
+
+def describe(verb: str) -> VerbWords:
+    """The words of a verb; empty where Python drops docstrings (`-OO`)."""
+    brief, description, examples = (load(verb).__doc__ or "\n\n\n\n").split("\n\n")
+    lines = [line.strip() for line in examples.strip().splitlines()]
+    return VerbWords(to_brief(brief), " ".join(description.split()), lines)
+
+
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """Build the parser of `fxmem`, and the parser of each verb by the verb's name."""
     parser = _Commands(
@@ -63,9 +83,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     parsers = {}
     for verb in VERBS:
-        module = load(verb)
-        added: Parser = commands.add_parser(verb, help=module.BRIEF, description=module.DESCRIPTION)
-        added.examples = module.EXAMPLES
+        module, words = load(verb), describe(verb)
+        added: Parser = commands.add_parser(verb, help=words.brief, description=words.description)
+        added.examples = words.examples
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
         added.add_arguments(module.ARGUMENTS).set_defaults(run=module.run, parser=added)
         parsers[verb] = added

@@ -1,4 +1,15 @@
-"""`fxmem advise`."""
+"""What to change, and what is each change worth?
+
+Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes by what
+they free. With --budget also find the cheapest set of them that keeps it; exit code 4 if none does. A program (--run)
+runs again with each change.
+
+    fxmem advise torchvision:resnet50 --target rtx4090 --quick
+    fxmem advise hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128
+    fxmem advise model.py:build --input 8x64 --budget 8GiB
+    fxmem advise --target rtx4090 --run train.py --batch-size 16
+    fxmem advise --target rtx4090 --patch fix.diff --run train.py
+"""
 
 from __future__ import annotations
 
@@ -23,21 +34,6 @@ from fxmem.records.units import format_bytes, percent
 
 if TYPE_CHECKING:
     from fxmem.records.advice import Suggestion
-
-BRIEF = "what to change, and what is each change worth?"
-DESCRIPTION = (
-    "Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes "
-    "by what they free. With --budget also find the cheapest set of them that keeps it; exit code 4 if none does. A "
-    "program (--run) runs again with each change."
-)
-
-EXAMPLES = (
-    "fxmem advise torchvision:resnet50 --target rtx4090 --quick",
-    "fxmem advise hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128",
-    "fxmem advise model.py:build --input 8x64 --budget 8GiB",
-    "fxmem advise --target rtx4090 --run train.py --batch-size 16",
-    "fxmem advise --target rtx4090 --patch fix.diff --run train.py",
-)
 
 ARGUMENTS = (
     *RUNNABLE,

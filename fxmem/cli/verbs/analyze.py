@@ -1,4 +1,11 @@
-"""`fxmem analyze`."""
+"""Does a model's step fit? its peak, layer by layer.
+
+Predict the memory of one training or inference step, of a generation, or of your own program.
+
+    fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090
+    fxmem analyze model.py:build --input x:8x1024:int64 --json report.json
+    fxmem analyze hf:GPT2LMHeadModel --batch 8 --check
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,6 @@ from fxmem.cli.options import REPORT_OUTPUT, SUBJECT
 from fxmem.cli.output import check_output, next_for, write_report
 from fxmem.cli.parser import argument
 from fxmem.cli.step import read_step
-
-BRIEF = "does a model's step fit? its peak, layer by layer"
-DESCRIPTION = "Predict the memory of one training or inference step, of a generation, or of your own program."
-
-EXAMPLES = (
-    "fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090",
-    "fxmem analyze model.py:build --input x:8x1024:int64 --json report.json",
-    "fxmem analyze hf:GPT2LMHeadModel --batch 8 --check",
-)
 
 ARGUMENTS = (
     *SUBJECT,

@@ -1,4 +1,14 @@
-"""`fxmem cards`."""
+"""Which cards does it fit?
+
+Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times for all
+cards), because that decides the kernels and their workspaces; so is a program (--run), and a report is held against
+cards of its own capability. With --plan also the checkpoints with which it fits where it does not by itself. Exit code
+4 if it fits none, 1 if that is not known.
+
+    fxmem cards torchvision:resnet50 --batch 256
+    fxmem cards hf:GPT2LMHeadModel --mode generate --batch 32 --prompt 512
+    fxmem cards model.py:build --input 8x64 --only rtx4090,l40s --plan
+"""
 
 from __future__ import annotations
 
@@ -11,20 +21,6 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, check_generation, check_host_memory, read_program
 from fxmem.errors import UsageError
-
-BRIEF = "which cards does it fit?"
-DESCRIPTION = (
-    "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times "
-    "for all cards), because that decides the kernels and their workspaces; so is a program (--run), and a report is "
-    "held against cards of its own capability. With --plan also the checkpoints with "
-    "which it fits where it does not by itself. Exit code 4 if it fits none, 1 if that is not known."
-)
-
-EXAMPLES = (
-    "fxmem cards torchvision:resnet50 --batch 256",
-    "fxmem cards hf:GPT2LMHeadModel --mode generate --batch 32 --prompt 512",
-    "fxmem cards model.py:build --input 8x64 --only rtx4090,l40s --plan",
-)
 
 ARGUMENTS = (
     *(each for each in SUBJECT if each not in (TARGET, TORCH)),

@@ -1,4 +1,15 @@
-"""`fxmem compare`."""
+"""What changed from one step to another?
+
+Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they are made
+of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's options apply to both
+sides, those after --with to the second alone. With --fail-over a gate for CI.
+
+    fxmem compare before.json after.json
+    fxmem compare before.json after.json --markdown comment.md
+    fxmem compare before.json after.json --fail-over 2%
+    fxmem compare torchvision:resnet50 --with "--precision bf16"
+    fxmem compare v1.2 main --bisect 'run --target rtx4090 train.py'
+"""
 
 from __future__ import annotations
 
@@ -9,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
 from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_json
-from fxmem.cli.parser import Parser, argument, repeatable
+from fxmem.cli.parser import Parser, argument, number, repeatable
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import is_report, read_step
 from fxmem.errors import UsageError
@@ -19,21 +30,6 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.profile import Peak
     from fxmem.whatif.bisection import Bisected
-
-BRIEF = "what changed from one step to another?"
-DESCRIPTION = (
-    "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they "
-    "are made of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's "
-    "options apply to both sides, those after --with to the second alone. With --fail-over a gate for CI."
-)
-
-EXAMPLES = (
-    "fxmem compare before.json after.json",
-    "fxmem compare before.json after.json --markdown comment.md",
-    "fxmem compare before.json after.json --fail-over 2%",
-    'fxmem compare torchvision:resnet50 --with "--precision bf16"',
-    "fxmem compare v1.2 main --bisect 'run --target rtx4090 train.py'",
-)
 
 _STEP = or_generation(*ANALYSIS_OR_REPORT)
 
@@ -58,12 +54,8 @@ ARGUMENTS = (
         help="find the commit with which the peak of a command of fxmem changed, between two commits in the place of "
         "the models: the first is right",
     ),
-    argument(
-        "--depth",
-        type=int,
-        least=0,
-        metavar="N",
-        help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)",
+    number(
+        "--depth", "levels of modules to show, every change in them (default: changes of 1 %% of the peak)", least=0
     ),
     argument(
         "--fail-over",
@@ -72,9 +64,7 @@ ARGUMENTS = (
         "where that is not known. 0: any growth",
     ),
     argument("--svg", metavar="FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
-    argument(
-        "--top", type=int, least=0, default=8, metavar="N", help="how many nodes to list, the largest change first"
-    ),
+    number("--top", "how many nodes to list, the largest change first", least=0, default=8),
     *text_output("comparison"),
     argument(
         "--markdown",

@@ -1,4 +1,12 @@
-"""`fxmem completion`."""
+"""Completion for bash, zsh or fish.
+
+Print a script with which the shell completes commands, options, cards and the names of models. Run it where the shell
+starts, so that it is as new as fxmem.
+
+    eval "$(fxmem completion bash)"    # in ~/.bashrc
+    eval "$(fxmem completion zsh)"     # in ~/.zshrc, after compinit
+    fxmem completion fish | source     # in ~/.config/fish/config.fish
+"""
 
 from __future__ import annotations
 
@@ -6,24 +14,13 @@ import argparse
 
 from fxmem.cli.parser import argument
 
-BRIEF = "completion for bash, zsh or fish"
-DESCRIPTION = (
-    "Print a script with which the shell completes commands, options, cards and the names of models. Run it where the "
-    "shell starts, so that it is as new as fxmem."
-)
-EXAMPLES = (
-    'eval "$(fxmem completion bash)"    # in ~/.bashrc',
-    'eval "$(fxmem completion zsh)"     # in ~/.zshrc, after compinit',
-    "fxmem completion fish | source     # in ~/.config/fish/config.fish",
-)
-
 ARGUMENTS = (argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"),)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem completion`; return the exit code and the text for stdout."""
     from fxmem.cli.completion import SCRIPTS
-    from fxmem.cli.verbs import build_parser, load
+    from fxmem.cli.verbs import build_parser, describe
 
     _, parsers = build_parser()
-    return 0, SCRIPTS[options.shell]({verb: load(verb).BRIEF for verb in parsers}, parsers)
+    return 0, SCRIPTS[options.shell]({verb: describe(verb).brief for verb in parsers}, parsers)

@@ -1,19 +1,17 @@
-"""`fxmem doctor`."""
+"""What is installed and what is missing.
+
+Say what this environment can do and how to get what it lacks.
+
+    fxmem doctor
+    fxmem doctor --targets
+    fxmem doctor --fetch cudnn 9.8
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from fxmem.cli.parser import argument, flag
-
-BRIEF = "what is installed and what is missing"
-DESCRIPTION = "Say what this environment can do and how to get what it lacks."
-
-EXAMPLES = (
-    "fxmem doctor",
-    "fxmem doctor --targets",
-    "fxmem doctor --fetch cudnn 9.8",
-)
 
 ARGUMENTS = (
     flag("--targets", help="list the catalogue of cards instead"),

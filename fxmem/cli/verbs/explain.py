@@ -1,4 +1,19 @@
-"""`fxmem explain`."""
+"""Why did it run out of memory? from the error, a log, a snapshot.
+
+Say what the numbers of an out-of-memory message mean, what held the card, and what the cause is: the program's size,
+fragmentation, another process, the context, a limit, or that the host's memory ran out. Reads text of any kind: one
+error, a pipe, the log of a job with several ranks. Of a memory snapshot: who held the memory at the peak, what grew,
+what lies in pieces. Nothing in the file is run, and no torch is needed. With a program (--run) or a model as well: the
+failing line under prediction, who holds the memory there, beside what a snapshot has at the same lines, and the
+smallest set of changes that fits, tried.
+
+    fxmem explain oom.txt
+    python train.py 2>&1 | fxmem explain -
+    fxmem explain logs/
+    fxmem explain snapshot.pickle
+    fxmem explain snapshot.pickle --target rtx4090 --run train.py
+    fxmem explain oom.txt --target rtx4090 --run train.py --batch-size 16
+"""
 
 from __future__ import annotations
 
@@ -21,25 +36,6 @@ from fxmem.errors import UsageError
 if TYPE_CHECKING:
     from fxmem.cli.step import ProgramWords
     from fxmem.records.shortage import Explanation
-
-BRIEF = "why did it run out of memory? from the error, a log, a snapshot"
-DESCRIPTION = (
-    "Say what the numbers of an out-of-memory message mean, what held the card, and what the cause is: the program's "
-    "size, fragmentation, another process, the context, a limit, or that the host's memory ran out. Reads text of any "
-    "kind: one error, a pipe, the log of a job with several ranks. Of a memory snapshot: who held the memory at the "
-    "peak, what grew, what lies in pieces. Nothing in the file is run, and no torch is needed. With a program (--run) "
-    "or a model as well: the failing line under prediction, who holds the memory there, beside what a snapshot has at "
-    "the same lines, and the smallest set of changes that fits, tried."
-)
-
-EXAMPLES = (
-    "fxmem explain oom.txt",
-    "python train.py 2>&1 | fxmem explain -",
-    "fxmem explain logs/",
-    "fxmem explain snapshot.pickle",
-    "fxmem explain snapshot.pickle --target rtx4090 --run train.py",
-    "fxmem explain oom.txt --target rtx4090 --run train.py --batch-size 16",
-)
 
 _TARGET = argument(
     "--target",

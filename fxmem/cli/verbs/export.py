@@ -1,4 +1,11 @@
-"""`fxmem export`."""
+"""A report as a file that another tool opens.
+
+Write a report in the format of another tool: PyTorch's memory viewer, Perfetto, speedscope, Model Explorer, networkx, a
+spreadsheet; or what a job scheduler has to be asked for.
+
+    fxmem export report.json --to perfetto -o trace.json
+    fxmem export report.json --to slurm -o -
+"""
 
 from __future__ import annotations
 
@@ -12,17 +19,6 @@ from fxmem.cli.parser import argument
 from fxmem.cli.step import read_step
 from fxmem.errors import UsageError
 from fxmem.records.registry import EXPORTERS
-
-BRIEF = "a report as a file that another tool opens"
-DESCRIPTION = (
-    "Write a report in the format of another tool: PyTorch's memory viewer, Perfetto, speedscope, Model "
-    "Explorer, networkx, a spreadsheet; or what a job scheduler has to be asked for."
-)
-
-EXAMPLES = (
-    "fxmem export report.json --to perfetto -o trace.json",
-    "fxmem export report.json --to slurm -o -",
-)
 
 ARGUMENTS = (
     *SUBJECT,

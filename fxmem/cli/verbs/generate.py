@@ -1,4 +1,11 @@
-"""`fxmem generate`."""
+"""Does a generation fit, token by token?
+
+Predict the memory of model.generate() of transformers: prefill and decode, allocated and reserved, whether it fits and
+at which token it no longer does. A few tokens are recorded, the others are made by arithmetic; the allocator replays
+every one.
+
+    fxmem generate hf:GPT2LMHeadModel --prompt 512 --new 128 --batch 4
+"""
 
 from __future__ import annotations
 
@@ -6,25 +13,16 @@ import argparse
 
 from fxmem.cli.options import GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET, TORCH
 from fxmem.cli.output import check_output, next_for_report, write_report
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import number
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_generation, check_generation, with_defaults
-
-BRIEF = "does a generation fit, token by token?"
-DESCRIPTION = (
-    "Predict the memory of model.generate() of transformers: prefill and decode, allocated and reserved, whether it "
-    "fits and at which token it no longer does. A few tokens are recorded, the others are made by arithmetic; the "
-    "allocator replays every one."
-)
-
-EXAMPLES = ("fxmem generate hf:GPT2LMHeadModel --prompt 512 --new 128 --batch 4",)
 
 _OF_THE_STEP = ("--weights", "--precision", "--quantize", "--lora", "--inference-mode", "--quiet")
 
 ARGUMENTS = (
     MODEL,
     *(each for each in INPUTS if each.names != ("--batch",)),
-    argument("--batch", type=int, least=1, metavar="N", help="sequences at a time (default 1)"),
+    number("--batch", "sequences at a time (default 1)", least=1),
     *GENERATION,
     *(each for each in STEP if each.names[0] in _OF_THE_STEP),
     *KERNELS,

@@ -1,4 +1,11 @@
-"""`fxmem graph`."""
+"""A picture: the graph of the step, or its timeline.
+
+Draw the graph of a step, annotated; or, with `--by time`, the bytes alive over it. Of a report, needs no torch.
+
+    fxmem graph torchvision:resnet50 -o graph.svg --open
+    fxmem graph --plan plan.json -o plan.svg
+    fxmem graph report.json --by time -o timeline.svg
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 
 from fxmem.cli.options import OPEN, OVERLAYS, PLAN, SUBJECT, by_form, check_form, drawing
 from fxmem.cli.output import check_drawing, write_drawing, write_file
-from fxmem.cli.parser import argument, flag, grouped
+from fxmem.cli.parser import argument, flag, grouped, number
 from fxmem.cli.step import PlannedSubject, read_budget, read_planned_step
 from fxmem.errors import UsageError
 from fxmem.records.units import Heat
@@ -19,28 +26,12 @@ if TYPE_CHECKING:
     from fxmem.records.profile import Profile
     from fxmem.show.plots import StepAfter
 
-BRIEF = "a picture: the graph of the step, or its timeline"
-DESCRIPTION = (
-    "Draw the graph of a step, annotated; or, with `--by time`, the bytes alive over it. Of a report, needs no torch."
-)
-
-EXAMPLES = (
-    "fxmem graph torchvision:resnet50 -o graph.svg --open",
-    "fxmem graph --plan plan.json -o plan.svg",
-    "fxmem graph report.json --by time -o timeline.svg",
-)
-
-_WIDTH = argument("--width", type=int, least=280, default=960, metavar="PIXELS", help="width of the plot, at least 280")
+_WIDTH = number("--width", "width of the plot, at least 280", least=280, default=960, metavar="PIXELS")
 _OF_GRAPH = grouped(
     "the graph",
     flag("--before", "with --plan: colours and peak as they are without it"),
     argument("--heat", choices=get_args(Heat), default="saved", help="the quantity that colours the boxes"),
-    argument(
-        "--depth",
-        type=int,
-        metavar="N",
-        help="levels of modules told apart (default: the heaviest are open, up to --max-boxes)",
-    ),
+    number("--depth", "levels of modules told apart (default: the heaviest are open, up to --max-boxes)"),
     argument("--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls"),
     flag("--no-fold", help="draw equal siblings one by one"),
     drawing("about how many boxes there may be"),

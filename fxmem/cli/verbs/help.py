@@ -1,4 +1,10 @@
-"""`fxmem help`."""
+"""The options of every step (fxmem help step), or those of a verb.
+
+Describe the options that every step has, or those of a verb.
+
+    fxmem help step
+    fxmem help plan
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,6 @@ import argparse
 
 from fxmem.cli.options import COMPILE, GENERATION, INPUTS, LOOP, RANKS, SHARDING, STEP, TARGET, TORCH
 from fxmem.cli.parser import Parser, argument
-
-BRIEF = "the options of every step (fxmem help step), or those of a verb"
-DESCRIPTION = "Describe the options that every step has, or those of a verb."
-
-EXAMPLES = ("fxmem help step", "fxmem help plan")
 
 ARGUMENTS = (argument("topic", nargs="?", metavar="step|COMMAND", help="what to describe; none: the list of commands"),)
 

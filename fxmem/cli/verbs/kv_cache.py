@@ -1,4 +1,12 @@
-"""`fxmem kv-cache`."""
+"""How many tokens fit a serving engine's KV cache?
+
+Predict a serving engine's start on one card: weights, the peak of its profile run, and the blocks of keys and values
+that are left, by the engine's published arithmetic. What only the card knows is named with what was published of it;
+the answer is a range. Exit code 4 if nothing is left.
+
+    fxmem kv-cache hf:Qwen/Qwen3-8B --target rtx4090
+    fxmem kv-cache hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960
+"""
 
 from __future__ import annotations
 
@@ -6,23 +14,11 @@ import argparse
 
 from fxmem.cli.options import INPUTS, MODEL, STEP, TARGET, text_output
 from fxmem.cli.output import check_output, layout, write_json
-from fxmem.cli.parser import argument, flag
+from fxmem.cli.parser import argument, flag, number
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import build_changed_module, require_torch, with_defaults
 from fxmem.errors import UsageError
 from fxmem.records.units import ENGINES
-
-BRIEF = "how many tokens fit a serving engine's KV cache?"
-DESCRIPTION = (
-    "Predict a serving engine's start on one card: weights, the peak of its profile run, and the blocks of keys and "
-    "values that are left, by the engine's published arithmetic. What only the card knows is named with what was "
-    "published of it; the answer is a range. Exit code 4 if nothing is left."
-)
-
-EXAMPLES = (
-    "fxmem kv-cache hf:Qwen/Qwen3-8B --target rtx4090",
-    "fxmem kv-cache hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960",
-)
 
 _OF_THE_STEP = ("--weights", "--quantize", "--quiet")
 
@@ -33,15 +29,13 @@ ARGUMENTS = (
     TARGET,
     argument("--engine", choices=ENGINES, default=ENGINES[0], help="the serving engine"),
     argument("--utilization", type=float, default=0.9, metavar="SHARE", help="of the card's memory, for the engine"),
-    argument("--max-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a forward"),
-    argument(
+    number("--max-batched-tokens", "tokens of a forward", default=8192),
+    number(
         "--max-seqs",
-        type=int,
+        "sequences at a time; vLLM's own default is 1024 on cards of 70 GiB or more that are no A100",
         default=256,
-        metavar="N",
-        help="sequences at a time; vLLM's own default is 1024 on cards of 70 GiB or more that are no A100",
     ),
-    argument("--block-size", type=int, default=16, metavar="N", help="tokens of a block of the cache"),
+    number("--block-size", "tokens of a block of the cache", default=16),
     argument(
         "--context", default="2048,8192,32768", metavar="N[,N]...", help="lengths of sequences of which to say how many"
     ),

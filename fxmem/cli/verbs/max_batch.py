@@ -1,4 +1,14 @@
-"""`fxmem max-batch`."""
+"""How large a batch, sequence or other size fits?
+
+Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at about ten
+sizes; the curve of peak against size. Of a program the size stands as {} among its arguments: --run train.py
+--batch-size {}; --batch is tried first. Exit code 4 if nothing fits, 1 if that is not known.
+
+    fxmem max-batch torchvision:resnet50 --target rtx4090
+    fxmem max-batch hf:GPT2LMHeadModel --dim seq
+    fxmem max-batch hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128
+    fxmem max-batch --target rtx4090 --run train.py --batch-size {}
+"""
 
 from __future__ import annotations
 
@@ -8,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import RUNNABLE, text_output
 from fxmem.cli.output import check_output, layout, write_drawing, write_json
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import argument, number
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import analyze_subject, check_generation, read_program
 from fxmem.errors import UsageError
@@ -16,20 +26,6 @@ from fxmem.records.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
-
-BRIEF = "how large a batch, sequence or other size fits?"
-DESCRIPTION = (
-    "Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at "
-    "about ten sizes; the curve of peak against size. Of a program the size stands as {} among its arguments: --run "
-    "train.py --batch-size {}; --batch is tried first. Exit code 4 if nothing fits, 1 if that is not known."
-)
-
-EXAMPLES = (
-    "fxmem max-batch torchvision:resnet50 --target rtx4090",
-    "fxmem max-batch hf:GPT2LMHeadModel --dim seq",
-    "fxmem max-batch hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128",
-    "fxmem max-batch --target rtx4090 --run train.py --batch-size {}",
-)
 
 ARGUMENTS = (
     *RUNNABLE,
@@ -43,7 +39,7 @@ ARGUMENTS = (
     argument(
         "--budget", metavar="BYTES|16GiB", help="what the allocator may have instead; a CUDA context comes on top"
     ),
-    argument("--limit", type=int, least=1, default=65536, metavar="N", help="try no larger size"),
+    number("--limit", "try no larger size", least=1, default=65536),
     argument(
         "--goal",
         choices=("memory", "throughput"),

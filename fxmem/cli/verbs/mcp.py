@@ -1,4 +1,12 @@
-"""`fxmem mcp`."""
+"""Tools for a coding agent, over stdin and stdout.
+
+Serve the Model Context Protocol over stdin and stdout: the tools predict, explain, advise, plan, max_batch and compare.
+Scripts are run in the folder alone that it is started for; their files stay as they are. An agent starts it; needs pip
+install 'fxmem[mcp]'.
+
+    fxmem mcp
+    fxmem mcp ~/project
+"""
 
 from __future__ import annotations
 
@@ -8,15 +16,6 @@ from pathlib import Path
 
 from fxmem.cli.parser import argument
 from fxmem.errors import EnvironmentLacksError, UsageError
-
-BRIEF = "tools for a coding agent, over stdin and stdout"
-DESCRIPTION = (
-    "Serve the Model Context Protocol over stdin and stdout: the tools predict, explain, advise, plan, max_batch and "
-    "compare. Scripts are run in the folder alone that it is started for; their files stay as they are. An agent "
-    "starts it; needs pip install 'fxmem[mcp]'."
-)
-
-EXAMPLES = ("fxmem mcp", "fxmem mcp ~/project")
 
 ARGUMENTS = (
     argument(

@@ -1,4 +1,15 @@
-"""`fxmem plan`."""
+"""Where do activation checkpoints go?
+
+Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them to a
+stand-in of the model and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. Of a program
+(--run) modules are planned, and it runs again with each plan that is tried. From a report, without torch, the peak is
+an estimate. With --compile: the activation_memory_budget of torch.compile that keeps the budget, beside these.
+
+    fxmem plan torchvision:resnet50 --budget 60%
+    fxmem plan model.py:build --input 8x64 --budget 8GiB --json plan.json
+    fxmem plan report.json --budget 60%
+    fxmem plan model.py:build --input 8x64 --compile --budget 60%
+"""
 
 from __future__ import annotations
 
@@ -21,22 +32,6 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.plan import CompilePlan, Plan
     from fxmem.records.profile import Profile, Timeline
-
-BRIEF = "where do activation checkpoints go?"
-DESCRIPTION = (
-    "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
-    "to a stand-in of the model and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. "
-    "Of a program (--run) modules are planned, and it runs again with each plan that is tried. From a report, without "
-    "torch, the peak is an estimate. With --compile: the activation_memory_budget of torch.compile that keeps the "
-    "budget, beside these."
-)
-
-EXAMPLES = (
-    "fxmem plan torchvision:resnet50 --budget 60%",
-    "fxmem plan model.py:build --input 8x64 --budget 8GiB --json plan.json",
-    "fxmem plan report.json --budget 60%",
-    "fxmem plan model.py:build --input 8x64 --compile --budget 60%",
-)
 
 ARGUMENTS = (
     or_program(MODEL_OR_REPORT),

@@ -1,4 +1,11 @@
-"""`fxmem report`."""
+"""A page: everything in one HTML file, for others to read.
+
+Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML page; of a report,
+needs no torch. Of a memory snapshot (torch.cuda.memory._dump_snapshot), what it says.
+
+    fxmem report report.json -o report.html --open
+    fxmem report snapshot.pickle -o snapshot.html
+"""
 
 from __future__ import annotations
 
@@ -17,17 +24,6 @@ from fxmem.errors import UsageError
 if TYPE_CHECKING:
     from fxmem.records.advice import Advice
     from fxmem.simulation.code.profiled_step import ProfiledStep
-
-BRIEF = "a page: everything in one HTML file, for others to read"
-DESCRIPTION = (
-    "Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML "
-    "page; of a report, needs no torch. Of a memory snapshot (torch.cuda.memory._dump_snapshot), what it says."
-)
-
-EXAMPLES = (
-    "fxmem report report.json -o report.html --open",
-    "fxmem report snapshot.pickle -o snapshot.html",
-)
 
 ARGUMENTS = (
     *SUBJECT,

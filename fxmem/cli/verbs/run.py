@@ -1,4 +1,12 @@
-"""`fxmem run`."""
+"""Does your own training script fit, untouched?
+
+Run a Python program as it is on a pretended card, stop it after a few optimizer steps, and say how much memory each
+step takes. The program is trusted code. What it writes it reads back, but your files stay as they are, and what it
+would send is not sent.
+
+    fxmem run --target rtx4090 train.py --batch-size 16
+    fxmem run --ranks 8 -m package.train
+"""
 
 from __future__ import annotations
 
@@ -8,28 +16,16 @@ import contextlib
 from fxmem.cli.given_program import name_program
 from fxmem.cli.options import QUIET, RANKS, REPORT_OUTPUT, TARGET, TORCH
 from fxmem.cli.output import check_folder, check_output, next_for_program, write_report
-from fxmem.cli.parser import argument, flag, repeatable
+from fxmem.cli.parser import argument, flag, number, repeatable
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.units import AS_IS, MAX_OPERATORS, STEADY, STEPS
 
-BRIEF = "does your own training script fit, untouched?"
-DESCRIPTION = (
-    "Run a Python program as it is on a pretended card, stop it after a few optimizer steps, and say how much memory "
-    "each step takes. The program is trusted code. What it writes it reads back, but your files stay as they are, and "
-    "what it would send is not sent."
-)
-
-EXAMPLES = (
-    "fxmem run --target rtx4090 train.py --batch-size 16",
-    "fxmem run --ranks 8 -m package.train",
-)
-
 ARGUMENTS = (
     TARGET,
     TORCH,
-    argument("--steps", type=int, least=1, metavar="N", help=f"optimizer steps after which to stop (default {STEPS})"),
+    number("--steps", f"optimizer steps after which to stop (default {STEPS})", least=1),
     argument(
         "--until",
         choices=("steady", "end"),
@@ -68,14 +64,7 @@ ARGUMENTS = (
         "none: nothing is measured there, and two equal runs answer the same to the byte",
     ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
-    argument(
-        "--max-operators",
-        type=int,
-        least=1,
-        default=MAX_OPERATORS,
-        metavar="N",
-        help="stop within a step of more operators than this",
-    ),
+    number("--max-operators", "stop within a step of more operators than this", least=1, default=MAX_OPERATORS),
     argument("--keep-files", metavar="DIR", help="move what the program wrote to this folder, instead of dropping it"),
     flag("--write", "let the program write its files for real"),
     flag("--network", "let the program send what it would send: pushes to a hub, trackers, posts"),

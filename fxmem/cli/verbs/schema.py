@@ -1,15 +1,15 @@
-"""`fxmem schema`."""
+"""JSON Schema of what fxmem writes.
+
+Print the JSON Schema of one of fxmem's records.
+
+    fxmem schema report
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from fxmem.cli.parser import argument
-
-BRIEF = "JSON Schema of what fxmem writes"
-DESCRIPTION = "Print the JSON Schema of one of fxmem's records."
-
-EXAMPLES = ("fxmem schema report",)
 
 ARGUMENTS = (argument("name", nargs="?", help="which one; without it, the names"),)
 

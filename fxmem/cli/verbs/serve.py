@@ -1,4 +1,10 @@
-"""`fxmem serve`."""
+"""The page, live, with settings to change; on this machine alone.
+
+Serve the page of a step on 127.0.0.1, with batch, sequence, precision, card and budget to change; it is analysed anew
+when the model's file is saved. Needs pip install 'fxmem[serve]'.
+
+    fxmem serve torchvision:resnet50 --target rtx4090
+"""
 
 from __future__ import annotations
 
@@ -12,25 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS, DEFAULT_BATCH
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import argument, number
 from fxmem.errors import EnvironmentLacksError, UsageError
 
 if TYPE_CHECKING:
     from fxmem.cli.server.app import PageKeeper
 
-BRIEF = "the page, live, with settings to change; on this machine alone"
-DESCRIPTION = (
-    "Serve the page of a step on 127.0.0.1, with batch, sequence, precision, card and budget to change; it is analysed "
-    "anew when the model's file is saved. Needs pip install 'fxmem[serve]'."
-)
 ADDRESS = "127.0.0.1"
-
-EXAMPLES = ("fxmem serve torchvision:resnet50 --target rtx4090",)
 
 ARGUMENTS = (
     *ANALYSIS,
     argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
-    argument("--port", type=int, default=0, metavar="N", help="the port; 0: any that is free"),
+    number("--port", "the port; 0: any that is free", default=0),
 )
 
 

@@ -1,4 +1,13 @@
-"""`fxmem shard`."""
+"""How many cards, and in which mesh?
+
+Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, or the fewest cards
+that it fits, the cheapest communication first, each with its micro-batch. What is shown was analysed whole; a lower
+bound from two and three of the model's blocks rules out the others. Exit code 4 if nothing fits.
+
+    fxmem shard hf:meta-llama/Llama-3.1-8B --cards h100 --seq 4096 --batch 64
+    fxmem shard hf:LlamaForCausalLM --cards 64xh100 --seq 8192 --batch 512
+    fxmem shard model.py:build --input 1x3x224x224 --cards 8xrtx4090 --batch 256
+"""
 
 from __future__ import annotations
 
@@ -6,40 +15,23 @@ import argparse
 
 from fxmem.cli.options import MODEL, SHARDING, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
-from fxmem.cli.parser import argument
+from fxmem.cli.parser import argument, number
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import build_step, replace, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
-BRIEF = "how many cards, and in which mesh?"
-DESCRIPTION = (
-    "Find the meshes of FSDP2, tensor parallel and replicas in which a training step fits so many cards, or the fewest "
-    "cards that it fits, the cheapest communication first, each with its micro-batch. What is shown was analysed "
-    "whole; a lower bound from two and three of the model's blocks rules out the others. Exit code 4 if nothing fits."
-)
-
-EXAMPLES = (
-    "fxmem shard hf:meta-llama/Llama-3.1-8B --cards h100 --seq 4096 --batch 64",
-    "fxmem shard hf:LlamaForCausalLM --cards 64xh100 --seq 8192 --batch 512",
-    "fxmem shard model.py:build --input 1x3x224x224 --cards 8xrtx4090 --batch 256",
-)
-
 ARGUMENTS = (
     MODEL,
     *(each for each in STEP if each.names[0] not in ("--batch", "--mode", "--inference-mode")),
     argument("--cards", metavar="64xh100|h100", help="how many of which card, or as few of 1, 2, 4, ... as it fits"),
-    argument(
+    number(
         "--batch",
+        "batch size of an optimizer step on all cards, which ranks and micro-batches share",
         dest="global_batch",
-        type=int,
-        metavar="N",
-        help="batch size of an optimizer step on all cards, which ranks and micro-batches share",
     ),
-    argument(
-        "--seq", type=int, metavar="N", help="length of the sequences: dimension 1 of token ids, masks and labels"
-    ),
-    argument("--show", type=int, default=3, metavar="N", help="look for so many meshes that fit"),
+    number("--seq", "length of the sequences: dimension 1 of token ids, masks and labels"),
+    number("--show", "look for so many meshes that fit", default=3),
     *SHARDING[-2:],
     *text_output("result"),
 )

@@ -1,4 +1,12 @@
-"""`fxmem show`."""
+"""Which layer, or which line of source, takes it?
+
+Print a report that `fxmem analyze --json` wrote, or its memory by line of source or by layer; of a report, needs no
+torch. `--json` writes what is shown.
+
+    fxmem show report.json --full
+    fxmem show report.json --by line
+    fxmem show report.json --by layer --format csv
+"""
 
 from __future__ import annotations
 
@@ -7,24 +15,12 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import REPORT_OUTPUT, SUBJECT, by_form, check_form
 from fxmem.cli.output import check_output, layout, next_for, write_file, write_json, write_report
-from fxmem.cli.parser import argument, flag, grouped, repeatable
+from fxmem.cli.parser import argument, flag, grouped, number, repeatable
 from fxmem.cli.step import read_step
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Report
-
-BRIEF = "which layer, or which line of source, takes it?"
-DESCRIPTION = (
-    "Print a report that `fxmem analyze --json` wrote, or its memory by line of source or by layer; of a report, needs "
-    "no torch. `--json` writes what is shown."
-)
-
-EXAMPLES = (
-    "fxmem show report.json --full",
-    "fxmem show report.json --by line",
-    "fxmem show report.json --by layer --format csv",
-)
 
 _OF_LINES = grouped(
     "with --by line",
@@ -35,14 +31,7 @@ _OF_LINES = grouped(
         "repeatable (default: your own files)",
     ),
     flag("--all", help="show installed packages' files too (the default where no line is your own)"),
-    argument(
-        "--tensors",
-        type=int,
-        default=3,
-        least=0,
-        metavar="N",
-        help="shapes to list below a line, most bytes first; 0 lists none",
-    ),
+    number("--tensors", "shapes to list below a line, most bytes first; 0 lists none", default=3, least=0),
 )
 _OF_LAYERS = grouped(
     "with --by layer",

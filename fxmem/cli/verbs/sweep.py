@@ -1,4 +1,14 @@
-"""`fxmem sweep`."""
+"""Which of a grid of sizes, precisions, checkpoints and cards fit?
+
+Predict a step with each value of each setting with each of the others: what fits, how long it takes and what it costs.
+The table has a line for each case, with the largest batch that fits; --full has one for each point. What --json FILE
+has of the same question is kept: a sweep that was ended goes on there. Of a program the batch stands as {} among its
+arguments. Exit code 4 if nothing fits.
+
+    fxmem sweep hf:GPT2LMHeadModel --over batch=1..64 --over length=256..1024 --over precision=none,bf16
+    fxmem sweep model.py:build --input 8x64 --grid grid.toml --json sweep.json --svg front.svg
+    fxmem sweep torchvision:resnet50 --over batch=8..512 --over card=l4,a100,h100 --price l4=0.8 --price h100=2.99
+"""
 
 from __future__ import annotations
 
@@ -20,20 +30,6 @@ from fxmem.errors import FxmemError, UsageError, closest, unknown_name
 if TYPE_CHECKING:
     from fxmem.records.fits import Fits, Space
     from fxmem.records.plan import Plan
-
-BRIEF = "which of a grid of sizes, precisions, checkpoints and cards fit?"
-DESCRIPTION = (
-    "Predict a step with each value of each setting with each of the others: what fits, how long it takes and what it "
-    "costs. The table has a line for each case, with the largest batch that fits; --full has one for each point. What "
-    "--json FILE has of the same question is kept: a sweep that was ended goes on there. Of a program the batch stands "
-    "as {} among its arguments. Exit code 4 if nothing fits."
-)
-
-EXAMPLES = (
-    "fxmem sweep hf:GPT2LMHeadModel --over batch=1..64 --over length=256..1024 --over precision=none,bf16",
-    "fxmem sweep model.py:build --input 8x64 --grid grid.toml --json sweep.json --svg front.svg",
-    "fxmem sweep torchvision:resnet50 --over batch=8..512 --over card=l4,a100,h100 --price l4=0.8 --price h100=2.99",
-)
 
 _NAMES: Final = ("batch", "length", "precision", "checkpoints", "mesh", "card")
 BEGIN: Final = "<!-- fxmem -->"

@@ -1,4 +1,11 @@
-"""`fxmem validate`."""
+"""Is it true? runs the step for real and compares.
+
+Run the step on this machine and hold the prediction against what was measured; or hold it against a memory snapshot of
+a card, made by anyone.
+
+    fxmem validate torchvision:resnet18 --input 2x3x64x64
+    fxmem validate hf:GPT2LMHeadModel --device cuda
+"""
 
 from __future__ import annotations
 
@@ -17,17 +24,6 @@ from fxmem.records.units import STEPS, MeasuredDevice
 if TYPE_CHECKING:
     from fxmem.cli.step import ProgramWords
     from fxmem.records.validation import ProgramVerdict, Verdict
-
-BRIEF = "is it true? runs the step for real and compares"
-DESCRIPTION = (
-    "Run the step on this machine and hold the prediction against what was measured; or hold it against a memory "
-    "snapshot of a card, made by anyone."
-)
-
-EXAMPLES = (
-    "fxmem validate torchvision:resnet18 --input 2x3x64x64",
-    "fxmem validate hf:GPT2LMHeadModel --device cuda",
-)
 
 ARGUMENTS = (
     or_program(MODEL),

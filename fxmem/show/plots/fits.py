@@ -140,7 +140,6 @@ def sweep_svg(sweep: Fits, *, width: float = 720.0, height: float = 320.0, name:
             area,
             steps=[(math.log10(each), format_seconds(each)) for each in marks],
             quantity=f"estimated time for a {sweep.item}",
-            limit=None,
             lines=[XYLine(points[::-1], "after", is_stairs=True)],
             dots=[
                 XYDot(
@@ -148,7 +147,6 @@ def sweep_svg(sweep: Fits, *, width: float = 720.0, height: float = 320.0, name:
                     each.counted_bytes or 0,
                     _describe(each, sweep.item),
                     is_filled=each in front,
-                    is_chosen=False,
                     label=numbers.get(each.model_dump_json(), ""),
                 )
                 for x, each in timed

@@ -32,20 +32,13 @@ def history_svg(report: SnapshotReport, *, width: float = 960.0, height: float =
         XYDot(report.peak_event, report.peak_bytes, peak, is_filled=True, is_chosen=True, label=peak, is_summit=True)
     ]
     dots += [
-        XYDot(
-            each.line,
-            (each.allocated_bytes or 0),
-            f"{format_bytes(each.requested_bytes)} refused",
-            is_filled=False,
-            is_chosen=False,
-        )
+        XYDot(each.line, each.allocated_bytes or 0, f"{format_bytes(each.requested_bytes)} refused")
         for each in report.shortages
     ]
     parts = xy_plot(
         area,
         steps=[(each, f"{each:,}") for each in range(0, most + 1, step)],
         quantity="allocations, frees and segments, in their order",
-        limit=None,
         lines=lines,
         dots=dots,
     )

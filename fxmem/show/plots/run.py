@@ -166,7 +166,7 @@ def _area(area: PlotArea, stairs: Sequence[tuple[float, int]]) -> Iterator[str]:
 
 def _dots(stretches: Sequence[_Stretch]) -> Iterator[XYDot]:
     for each in stretches if len(stretches) <= _MOST_DOTS else ():
-        yield XYDot((each.begin + each.end) / 2, each.requested, printable(each.words), is_filled=True, is_chosen=False)
+        yield XYDot((each.begin + each.end) / 2, each.requested, printable(each.words), is_filled=True)
 
 
 def _host_dot(program: ProgramRun) -> Iterator[XYDot]:
@@ -175,7 +175,7 @@ def _host_dot(program: ProgramRun) -> Iterator[XYDot]:
     if host is not None and host.peak_bytes is not None and host.peak_round is not None:
         words = printable(f"the host's peak: {describe_host(host)}")
         at = max(host.peak_round, _first(program)) + 0.5
-        yield XYDot(at, host.peak_bytes, words, is_filled=False, is_chosen=False)
+        yield XYDot(at, host.peak_bytes, words)
 
 
 def _describe_end(ahead: Forecast) -> str:

@@ -149,8 +149,8 @@ class XYDot(NamedTuple):
     nbytes: int
     words: str
     """Shown where a pointer rests on it."""
-    is_filled: bool
-    is_chosen: bool
+    is_filled: bool = False
+    is_chosen: bool = False
     label: str = ""
     drops: bool = False
     """Whether a line leads down to the axis, beside which the label stands; else it stands below the dot."""
@@ -182,7 +182,7 @@ def xy_plot(
     *,
     steps: Sequence[tuple[float, str]],
     quantity: str,
-    limit: tuple[str, int] | None,
+    limit: tuple[str, int] | None = None,
     lines: Sequence[XYLine],
     dots: Sequence[XYDot],
 ) -> Iterator[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import sys
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -24,41 +26,9 @@ aten = torch.ops.aten
 _WITHOUT_MAX512: Final = (2, 16)
 """Since this release there is no engine for short sequences any more."""
 _DTYPES = {4: torch.float32, 5: torch.float16, 6: torch.bfloat16}
-_FORMATS = """NVTE_SBHD NVTE_BSHD NVTE_THD NVTE_BSHD_2SBHD NVTE_SBHD_2BSHD NVTE_THD_2BSHD NVTE_THD_2SBHD NVTE_BHSD
-NVTE_QKV_Format_NOT_SET"""
-_LAYOUTS = """NVTE_SB3HD NVTE_SBH3D NVTE_SBHD_SB2HD NVTE_SBHD_SBH2D NVTE_SBHD_SBHD_SBHD NVTE_BS3HD NVTE_BSH3D
-NVTE_BSHD_BS2HD NVTE_BSHD_BSH2D NVTE_BSHD_BSHD_BSHD NVTE_T3HD NVTE_TH3D NVTE_THD_T2HD NVTE_THD_TH2D NVTE_THD_THD_THD
-NVTE_SBHD_BSHD_BSHD NVTE_BSHD_SBHD_SBHD NVTE_THD_BSHD_BSHD NVTE_THD_SBHD_SBHD NVTE_Paged_KV_BSHD_BSHD_BSHD
-NVTE_Paged_KV_BSHD_SBHD_SBHD NVTE_Paged_KV_SBHD_BSHD_BSHD NVTE_Paged_KV_SBHD_SBHD_SBHD NVTE_Paged_KV_THD_BSHD_BSHD
-NVTE_Paged_KV_THD_SBHD_SBHD NVTE_BHSD_BHSD_BHSD NVTE_QKV_Layout_NOT_SET"""
-_MASKS = """NVTE_NO_MASK NVTE_PADDING_MASK NVTE_CAUSAL_MASK NVTE_PADDING_CAUSAL_MASK NVTE_CAUSAL_BOTTOM_RIGHT_MASK
-NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK"""
-_OVERLAPS = """BULK_OVERLAP_AG BULK_OVERLAP_RS SPLIT_PIPELINED_AG_P2P SPLIT_PIPELINED_RS SPLIT_PIPELINED_RS_P2P
-ATOMIC_GEMM_RS ATOMIC_GEMM_AG_P2P ATOMIC_GEMM_RS_P2P EXTERNAL_BULK_OVERLAP_AG"""
-_SCALINGS = {
-    **{"NVTE_DELAYED_TENSOR_SCALING": 0, "NVTE_MXFP8_1D_SCALING": 1, "NVTE_BLOCK_SCALING_1D": 2},
-    **{"NVTE_BLOCK_SCALING_2D": 3, "NVTE_NVFP4_1D_SCALING": 4, "NVTE_INVALID_SCALING": 100},
-}
-_BACKENDS = {"NVTE_No_Backend": -1, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
+_ENUMERATIONS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_BACKENDS = {name: number for name, number in _ENUMERATIONS["NVTE_Fused_Attn_Backend"].items() if "max512" not in name}
 """Those of the newest release, whose Python wants no other member."""
-_ENUMERATIONS: dict[str, Any] = {  # common/util/pybind_helper.h, pytorch/csrc/common.h
-    "DType": {
-        **{"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6},
-        **{"kFloat8E4M3": 7, "kFloat8E5M2": 8, "kFloat4E2M1": 10},
-    },
-    "FP8FwdTensors": " ".join(f"GEMM{n}_{what}" for n in (1, 2, 3) for what in ("INPUT", "WEIGHT", "OUTPUT")),
-    "FP8BwdTensors": " ".join(f"GRAD_{what}{n}" for n in (1, 2, 3) for what in ("OUTPUT", "INPUT")),
-    "NVTE_Bias_Type": "NVTE_NO_BIAS NVTE_PRE_SCALE_BIAS NVTE_POST_SCALE_BIAS NVTE_ALIBI",
-    "NVTE_Mask_Type": _MASKS,
-    "NVTE_Softmax_Type": "NVTE_VANILLA_SOFTMAX NVTE_OFF_BY_ONE_SOFTMAX NVTE_LEARNABLE_SOFTMAX",
-    "NVTE_QKV_Format": _FORMATS,
-    "NVTE_QKV_Layout": _LAYOUTS,
-    "NVTE_Fused_Attn_Backend": {**_BACKENDS, "NVTE_F16_max512_seqlen": 0},
-    "NVTEScalingMode": _SCALINGS,
-    "Float8BlockScaleTensorFormat": "GEMM_READY COMPACT",
-    "CommOverlapType": "RS AG",
-    "CommOverlapAlgo": _OVERLAPS,
-}
 
 
 def _load_here(common: Any) -> torch_common.Patches:
