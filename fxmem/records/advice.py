@@ -38,7 +38,8 @@ class Suggestion(Record):
     host_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of a program: the most that it had at once in the host's memory, as `HostUse.peak_bytes`."""
     link_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Of a program: what moves between the card and the host's memory while its models run."""
+    """Of a program: what moves between the card and the host's memory from when its first model begins.
+    None where it takes most before one does."""
     growth_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of a program that keeps more after each step: how many bytes a step with the change, where one of its owners
     then keeps no more; None where none does."""

@@ -2,12 +2,13 @@
 
 Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes by what
 they free. With --budget also find the cheapest set of them that keeps it; exit code 4 if none does. A program (--run)
-runs again with each change.
+runs again with each change; one with a pipeline of diffusers with less of its weights on the card, too.
 
     fxmem advise torchvision:resnet50 --target rtx4090 --quick
     fxmem advise hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128
     fxmem advise model.py:build --input 8x64 --budget 8GiB
     fxmem advise --target rtx4090 --run train.py --batch-size 16
+    fxmem advise --target rtx4090 diffusers:FLUX.1-dev
     fxmem advise --target rtx4090 --patch fix.diff --run train.py
 """
 

@@ -5,6 +5,7 @@ Predict the memory of one training or inference step, of a generation, or of you
     fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090
     fxmem analyze model.py:build --input x:8x1024:int64 --json report.json
     fxmem analyze hf:GPT2LMHeadModel --batch 8 --check
+    fxmem analyze diffusers:FLUX.1-dev --target rtx4090
 """
 
 from __future__ import annotations

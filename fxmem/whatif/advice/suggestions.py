@@ -598,12 +598,8 @@ def _find_host_bytes(profile: Profile) -> int | None:
 
 def _count_link_bytes(profile: Profile) -> int | None:
     """See `Suggestion.link_bytes`."""
-    if profile.step.program is None:
-        return None
-    spans = ((each.first_node, each.last_node) for each in find_outermost(profile))
-    within = {node for span in spans for node in range(*span)}
-    within |= {index for index, each in enumerate(profile.nodes) if each.op == "call_module"}
-    return sum(op.host_bytes for op in profile.ops if op.node in within)
+    first = [each.first_node for each in find_outermost(profile)] if profile.step.program is not None else []
+    return sum(op.host_bytes for op in profile.ops if op.node >= min(first)) if first else None
 
 
 def _flops(profile: Profile) -> int | None:
