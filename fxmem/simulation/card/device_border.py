@@ -157,7 +157,8 @@ class Border:
             kwargs = {**kwargs, "pin_memory": False}
         log = self.log
         begin = log.tick
-        result = func(*args, **kwargs)
+        copied = self.host.copy_stand_in(args[0], kwargs.get("dtype")) if func is aten._to_copy.default else None
+        result = func(*args, **kwargs) if copied is None else copied
         self._notes.follow_copies(args, result)
         if pins:
             self.host.note_pinned(result)

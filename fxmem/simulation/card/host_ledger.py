@@ -43,6 +43,8 @@ class HostLedger(Observer):
         self._handed_out: list[weakref.ref[Any]] = []
         """The storages of the last batch from shared memory."""
         self._pretended: dict[int, int] = {}
+        self._stand_ins: list[torch.UntypedStorage] = []
+        """What is mapped in the place of weights; it stays, so that its addresses are no other's."""
         self.on_rise: Callable[[int], None] = lambda passing: None
         """Called where more is pretended, with bytes that are there for this moment alone."""
 
@@ -64,6 +66,21 @@ class HostLedger(Observer):
             self.pretended_bytes += log.storages[index].nbytes
         if len(log.storages) > first:
             self.on_rise(0)
+
+    def note_stand_in(self, storage: torch.UntypedStorage) -> None:
+        """Note a file that stands in for weights, which are no numbers of anyone's."""
+        self._stand_ins.append(storage)
+
+    def copy_stand_in(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """A copy of weights that a file stands in for: it takes no memory until it is written to. None for all else."""
+        if not self._stand_ins or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+            return None
+        if not any(0 <= tensor.data_ptr() - each.data_ptr() < each.nbytes() for each in self._stand_ins):
+            return None
+        with torch_common.no_modes():
+            copied = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=dtype or tensor.dtype)
+        self.note_pretended(copied)
+        return copied
 
     def note_from_card(self, tensor: torch.Tensor, node: int) -> None:
         """Note a real tensor that came from the card, as the result of this node."""

@@ -147,7 +147,7 @@ class RecordedCode(Subject):
         yield from self.machine.isolation.patches(self.notes)
         yield self.watch.decode_loops.patched()
         yield from self.watch.checkpoints.patches()
-        yield from Hub(self.notes, self.machine.isolation).patches()
+        yield from Hub(self.notes, self._border.host, self.machine.isolation).patches()
         yield self.watch.reads.patch()
         yield from loader_patches(self._border, on_card=on_card)
         yield from self.watch.parts.loaders.patches()

@@ -80,7 +80,8 @@ class TensorReads:
         """`Tensor.pin_memory`: a copy in pinned memory, which is counted."""
         if tensor.is_cuda:
             return tensor
-        pinned = tensor.detach().clone()
+        copied = self._border.host.copy_stand_in(tensor)
+        pinned = tensor.detach().clone() if copied is None else copied
         self._border.host.note_pinned(pinned)
         return pinned
 

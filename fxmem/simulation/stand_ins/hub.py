@@ -21,6 +21,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch.modules import PatchesOf, patch_when_imported
 from fxmem.records.profile import Assumption
 from fxmem.simulation.asked.made_up import MadeUpNotes
+from fxmem.simulation.card.host_ledger import HostLedger
 from fxmem.simulation.processes.sandbox.isolation import Isolation
 from fxmem.simulation.processes.sandbox.written_files import GIVEN_COMMIT
 from fxmem.simulation.stand_ins import hub_models, hub_pipelines
@@ -49,11 +50,13 @@ class Hub:
 
     Args:
         notes: told what is made up.
+        host: told which weights files stand in for.
         isolation: where files lie.
     """
 
-    def __init__(self, notes: MadeUpNotes, isolation: Isolation) -> None:
+    def __init__(self, notes: MadeUpNotes, host: HostLedger, isolation: Isolation) -> None:
         self._notes = notes
+        self._host = host
         self._isolation = isolation
         self._cache = ""
         """The folder of the cache, as the program's last download had it."""
@@ -86,10 +89,13 @@ class Hub:
             # Which is tried no second time, and after which the cache is looked at.
             raise hub.errors.OfflineModeIsEnabled(f"no network: {found[1]} is that of fxmem's table") from error
 
-    @staticmethod
-    def _map(original: Callable[..., Any], filename: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:
+    def _map(self, original: Callable[..., Any], filename: Any, shared: bool = False, *args: Any, **more: Any) -> Any:
         """`UntypedStorage.from_file`. What is shared with a file needs no memory, however large it is."""
-        return original(filename, shared or GIVEN_COMMIT in os.fspath(filename), *args, **kwargs)
+        is_ours = GIVEN_COMMIT in os.fspath(filename)
+        storage = original(filename, shared or is_ours, *args, **more)
+        if is_ours:
+            self._host.note_stand_in(storage)
+        return storage
 
     def _give(self, name: str) -> bool:
         """Write a repository of the tables into the cache, unless some of it is there; whether it is ours."""

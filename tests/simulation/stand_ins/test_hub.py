@@ -62,3 +62,28 @@ def test_what_is_cached_in_part_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_program_that_writes_for_real_gets_nothing_made_up(tmp_path: Path) -> None:
     with fxmem.record("h100", write=True), pytest.raises(hub.errors.LocalEntryNotFoundError):
         hub.hf_hub_download(NAME, "config.json", cache_dir=tmp_path, local_files_only=True)
+
+
+def test_weights_of_the_table_take_no_memory_where_they_are_cast_or_pinned(tmp_path: Path) -> None:
+    def read_memory() -> int:
+        """Bytes of this process that are of no file."""
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+    if not Path("/proc/self/status").exists():
+        pytest.skip("no /proc here")
+    with fxmem.record("h100") as run:
+        weights = hub.hf_hub_download(NAME, "model.safetensors", cache_dir=tmp_path, local_files_only=True)
+        with pytest.importorskip("safetensors").safe_open(weights, "pt") as file:
+            tensors = [file.get_tensor(each) for each in file.keys()]  # noqa: SIM118 - no dictionary
+        before, nbytes = read_memory(), sum(each.nbytes for each in tensors)
+        kept = [each.pin_memory() for each in tensors]
+        cast = [each.to(torch.bfloat16) for each in tensors]
+        assert read_memory() - before < nbytes // 10
+        assert [each.shape for each in kept] == [each.shape for each in cast] == [each.shape for each in tensors]
+        assert {each.dtype for each in cast} == {torch.bfloat16}
+        assert tensors[0].sum() == 0
+        (kept[-1].cuda() * 2).sum()
+    host = run.program.host
+    assert host is not None
+    assert host.pinned_bytes >= nbytes
