@@ -234,7 +234,7 @@ def or_program(model: Argument) -> Argument:
 
 GENERATION = grouped(
     "a generation",
-    number("--prompt", f"length of the prompt (default {DEFAULT_PROMPT})", least=1, metavar="TOKENS"),
+    number("--prompt", f"length of the prompt (default {DEFAULT_PROMPT}, or what fits)", least=1, metavar="TOKENS"),
     number("--new", "new tokens of each sequence", least=1, default=512, metavar="TOKENS"),
     argument("--cache", choices=CACHES, default=CACHES[0], dest="kv_cache", help="what keys and values are kept in"),
     number("--beams", "beams of beam search", least=1, default=1),

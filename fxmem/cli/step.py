@@ -357,7 +357,9 @@ def _prompt(built: BuiltModel, options: argparse.Namespace) -> tuple[list[Any], 
     """The inputs that a prompt of the configuration takes, and a note."""
     from fxmem.cli.specs.inputs import TensorSpec, default_inputs
 
-    batch, prompt = options.batch or 1, options.prompt or DEFAULT_PROMPT
+    positions = getattr(getattr(built.module, "config", None), "max_position_embeddings", None)
+    most = positions - options.new if isinstance(positions, int) else DEFAULT_PROMPT
+    batch, prompt = options.batch or 1, options.prompt or max(min(DEFAULT_PROMPT, most), 1)
     ids = TensorSpec((batch, prompt), "int64", "input_ids")
     notes: tuple[str, ...] = ()
     try:

@@ -425,6 +425,7 @@ ALLOWED = {
     ("show/svg.py", "subprocess.run"): "an installed converter; what it draws reaches it as text on stdin",
     ("_torch/compiler/inductor.py", "importlib.util.find_spec"): "whether triton is installed",
     ("_torch/compiler/inductor.py", "importlib.import_module"): "triton, by its name",
+    ("cli/sample_pipeline.py", "importlib.import_module"): "diffusers, whose pipeline was asked for by name",
     ("_torch/compiler/inductor.py", "compile"): "a function given to it, which takes dynamo's graph",
     (
         "simulation/kernels/packages/libbitsandbytes_cuda.py",

@@ -126,7 +126,8 @@ def test_a_pipeline_runs_by_its_name(tmp_path: Path, capfd: pytest.CaptureFixtur
     report = tmp_path / "report.json"
     words = ["analyze", "diffusers:stable-diffusion-v1-5", "--target", "rtx4090", "--steps", "2"]
     assert main([*words, "--json", str(report)]) == 0
-    assert "fxmem advise --target rtx4090 diffusers:stable-diffusion-v1-5/" in capfd.readouterr().out
+    said = " ".join(capfd.readouterr().out.split())  # in a terminal of any width
+    assert "fxmem advise --target rtx4090 diffusers:stable-diffusion-v1-5/" in said
     text = report.read_text(encoding="utf-8")
     assert f"fxmem's table of {TABLE['as_of']}, untrained" in text
     assert json.loads(text)["model"] == "diffusers:stable-diffusion-v1-5/stable-diffusion-v1-5 --steps 2"

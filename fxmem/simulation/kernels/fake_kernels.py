@@ -586,18 +586,15 @@ INDICES: Final[dict[Any, int]] = {
 of their arguments these are."""
 
 
-_TABLES: Final = (aten.embedding.default, aten.index_select.default)
-"""Of them, those that read rows by indices that are at least 0."""
-
-
 def check_arguments(func: Any, args: tuple[Any, ...]) -> None:
     """Refuse what a real kernel refuses. Raises RuntimeError, in the place where torch would."""
     at, name = INDICES.get(func, len(args)), func.name().removeprefix("aten::")
     if at < len(args) and args[at].dtype not in (torch.int64, torch.int32):
         got = str(args[at].dtype)[6:]
         raise RuntimeError(f"{name.partition('.')[0]} expected indices of int64 or int32, got {got}")
-    if func in _TABLES and (known := known_values.find_value(args[at])) is not None and known.numel():
-        rows = (args[0].shape or (1,))[args[1] if at == 2 else 0]
+    is_table = func is aten.embedding.default  # what sparse kernels select by are sizes, too
+    if is_table and (known := known_values.find_value(args[at])) is not None and known.numel():
+        rows = args[0].shape[0]
         with torch_common.no_modes():
             found = next((int(each) for each in known.aminmax() if not 0 <= each < rows), None)
         if found is not None:

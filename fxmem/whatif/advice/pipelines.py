@@ -63,14 +63,12 @@ _OF_WEIGHTS: Final = (
         "PART in float8 but where a layer runs",
         "rounding",
         "PIPE.PART.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=DTYPE)",
-        excludes="weights",
     ),
     PipelineWay(
         "int8-weights",
         "PART in int8 (torchao)",
         "rounding",
         "torchao.quantization.quantize_(PIPE.PART, torchao.quantization.Int8WeightOnlyConfig())",
-        excludes="weights",
     ),
 )
 _IMPORTED: Final = ("torch", "torchao.quantization")
