@@ -15,8 +15,8 @@ from fxmem.simulation.stand_ins import hub_pipelines
 PREFIX: Final = "diffusers:"
 _PROGRAM: Final = Path(__file__).with_name("sample_pipeline.py")
 _FOLDER: Final = "fxmem-given-"
-_SIZES: Final = ("--height", "--width", "--frames", "--steps", "--batch")
-"""What the program takes."""
+SIZES: Final = ("--height", "--width", "--frames", "--steps", "--batch")
+"""What the program takes, whose source names each, as any program's that takes one of fxmem's own options."""
 _VERBS: Final = ("advise", "analyze", "cards", "explain", "max-batch", "plan", "report", "run", "sweep")
 
 
@@ -28,7 +28,7 @@ def give_program(words: Sequence[str]) -> list[str]:
         UsageError: no such pipeline, or a verb that runs no program.
     """
     at = next((number for number, word in enumerate(words) if word.startswith(PREFIX)), None)
-    if at is None or "--run" in words[:at]:
+    if at is None or "--run" in words[:at] or (words[0] == "run" and _follows_program(words[: at + 1])):
         return list(words)
     pipeline = find_pipeline(words[at])
     if words[0] not in _VERBS:
@@ -37,7 +37,7 @@ def give_program(words: Sequence[str]) -> list[str]:
     rest: list[str] = []
     left = iter([*words[:at], *words[at + 1 :]])
     for word in left:
-        if word.partition("=")[0] in _SIZES:
+        if word.partition("=")[0] in SIZES:
             own += [word] if "=" in word else [word, next(left, "")]
         else:
             rest.append(word)
@@ -47,6 +47,14 @@ def give_program(words: Sequence[str]) -> list[str]:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     program = shutil.copy(_PROGRAM, Path(folder, "pipeline.py"))
     return [*rest, *(["--run"] if words[0] != "run" else []), str(program), pipeline.name, *own]
+
+
+def _follows_program(words: Sequence[str]) -> bool:
+    """Whether the last word of a `fxmem run` is an argument of the program before it."""
+    from fxmem.cli.verbs import build_parser
+
+    options, _ = build_parser()[0].parse_known_args(words)
+    return bool(options.program != words[-1])
 
 
 def spell_program(words: Sequence[str]) -> list[str]:

@@ -81,7 +81,7 @@ class Advice(Viewed, Headed, Versioned):
     budget_bytes: Bytes | None = None
     suggestions: tuple[Suggestion, ...]
     """Single changes, the largest saving first; of a program that runs a model and does not fit, first those with
-    which it fits, what moves least between card and host before others."""
+    which it fits, what moves least between card and host before others, and where that is not known, last."""
     together: Suggestion | None = None
     """The cheapest set that keeps the budget: as little change to the numbers as possible, then as few extra FLOPs.
     None without a budget, where the step keeps it as it is, and where no set does."""

@@ -229,3 +229,14 @@ def test_what_the_hub_answers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(EnvironmentLacksError, match=r"the hub is out of reach for me/mine's config.json: .* no way$"):
         hub_models.download("me/mine")
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], 1020), (["--prompt", "16"], 16)])
+def test_a_prompt_and_its_new_tokens_are_within_the_positions(
+    options: list[str], expected: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.json"
+    words = ["generate", "hf:GPT2LMHeadModel", "--set", "n_layer=1", "--new", "4", "--quiet", "--json", str(file)]
+    assert main([*words, *options]) == 0
+    (ids, *_) = json.loads(file.read_text(encoding="utf-8"))["inputs"]
+    assert ids["shape"] == [1, expected]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fxmem.__main__ import main
-from fxmem.cli.given_program import find_pipeline, give_program, spell_program
+from fxmem.cli.given_program import SIZES, find_pipeline, give_program, spell_program
 from fxmem.errors import UsageError
 from fxmem.simulation.stand_ins import hub, hub_models, hub_pipelines
 
@@ -96,7 +96,9 @@ def test_a_name_stands_for_a_program_with_its_sizes() -> None:
     words = give_program(["analyze", "--target", "rtx4090", "diffusers:FLUX.1-dev", "--height=512", "--steps", "4"])
     assert words[:4] == ["analyze", "--target", "rtx4090", "--run"]
     assert words[5:] == ["black-forest-labs/FLUX.1-dev", "--height=512", "--steps", "4"]
-    assert "DiffusionPipeline" in Path(words[4]).read_text(encoding="utf-8")
+    source = Path(words[4]).read_text(encoding="utf-8")
+    assert "DiffusionPipeline" in source
+    assert all(f'"{each}"' in source for each in SIZES)
     assert spell_program(words[4:]) == ["diffusers:black-forest-labs/FLUX.1-dev", "--height=512", "--steps", "4"]
     assert give_program(["run", "diffusers:FLUX.1-dev"])[2:] == ["black-forest-labs/FLUX.1-dev"]
     assert give_program(["max-batch", "diffusers:FLUX.1-dev"])[-2:] == ["--batch", "{}"]
@@ -104,7 +106,8 @@ def test_a_name_stands_for_a_program_with_its_sizes() -> None:
 
 
 def test_other_command_lines_stay_as_they_are() -> None:
-    for words in (["analyze", "hf:gpt2"], ["analyze", "--run", "mine.py", "diffusers:FLUX.1-dev"], []):
+    program = ["mine.py", "diffusers:FLUX.1-dev", "--steps", "4"]  # which is one of its own arguments
+    for words in (["analyze", "hf:gpt2"], ["analyze", "--run", *program], ["run", "--target", "t4", *program], []):
         assert give_program(words) == words
     assert spell_program(["mine.py", "1"]) == ["--run", "mine.py", "1"]
 
@@ -144,3 +147,29 @@ def test_a_pipeline_gets_advice_and_cards_by_its_name(tmp_path: Path) -> None:
     assert best["peak"]["fits"]
     assert "patch" not in best  # of no file of the user's
     assert main(["cards", spec, "--only", "rtx4060", *size, str(tmp_path / "cards.json")]) == 0
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(
+    "way",
+    [
+        "enable_sequential_cpu_offload()",
+        'enable_group_offload(torch.device("cuda"), offload_type="leaf_level", use_stream=True)',
+    ],
+)
+def test_weights_of_the_table_are_offloaded_as_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sample.py").write_text(f"""
+import torch
+from diffusers import StableDiffusionPipeline
+
+pipe = StableDiffusionPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5", torch_dtype=torch.float16)
+pipe.{way}
+pipe("a cat", num_inference_steps=1)
+""")
+    assert main(["run", "--target", "3GB", "--quiet", "--json", "report.json", "sample.py"]) == 0
+    report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    assert report["peak"]["requested_bytes"] < 1.3 * 2**30  # of 2.6 GiB of weights
+    assert sum(each.get("host_bytes", 0) for each in report["ops"]) > 2**31

@@ -41,6 +41,9 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     peak, together, budget = advice.before, advice.together, advice.budget_bytes
     head = [*header_facts(advice), Fact("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
     head += target_facts(advice, peak)
+    if _only_runs(advice):
+        host, moved = map(format_bytes, (advice.before_host_bytes, advice.before_link_bytes))
+        head.append(Fact("Host", f"{host}; {moved} moved between it and the card"))
     head += [*growth_facts(advice.step), *list_findings(advice.findings)]
     over = 0 if budget is None else peak.counted_bytes - budget
     if budget is not None:
@@ -72,6 +75,12 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
     elif over > 0:
         missing = "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)"
         yield Section(facts=[Fact("Together", missing, tone="bad")])
+
+
+def _only_runs(advice: Advice) -> bool:
+    """Whether it is of a program that trains nothing: who has one asks what else a change takes, and not for the
+    operators that are run again."""
+    return advice.step.mode == "infer" and advice.step.program is not None
 
 
 def _describe_patch(advice: Advice, patched: Suggestion) -> Iterator[Fact]:
@@ -133,10 +142,8 @@ def _ranking(advice: Advice, suggestions: Sequence[Suggestion], width: int) -> T
         Column("Numbers", 8, lambda each: each.effect, "left"),
         Column("Fits", 4, lambda each: "yes" if each.peak.fits else "no", "left"),
     ]
-    # Who runs a model asks what else it takes; who trains one, for the operators that are run again.
-    runs = advice.step.mode == "infer" and advice.step.program is not None
-    left_out = {"of"} if width < 72 or runs else set()
-    left_out |= {"FLOPs"} if runs else {"Host", "Moved"}
+    left_out = {"of"} if width < 72 or _only_runs(advice) else set()
+    left_out |= {"FLOPs"} if _only_runs(advice) else {"Host", "Moved"}
     left_out |= set() if advice.before.fits is False else {"Fits"}
     left_out |= {"Reserved"} if advice.before.reserved_bytes is None or width < 90 else set()
     shown = [each for each in figures if each.heading not in left_out]

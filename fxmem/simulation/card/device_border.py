@@ -155,9 +155,9 @@ class Border:
         pins = bool(kwargs.get("pin_memory"))
         if pins:
             kwargs = {**kwargs, "pin_memory": False}
-        log = self.log
-        begin = log.tick
-        copied = self.host.copy_stand_in(args[0], kwargs.get("dtype")) if func is aten._to_copy.default else None
+        log, begin = self.log, self.log.tick
+        casts = func is aten._to_copy.default and torch.device(kwargs.get("device") or "cpu").type == "cpu"
+        copied = self.host.copy_stand_in(args[0], kwargs.get("dtype")) if casts else None
         result = func(*args, **kwargs) if copied is None else copied
         self._notes.follow_copies(args, result)
         if pins:

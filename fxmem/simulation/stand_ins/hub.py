@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
-from fxmem._torch.modules import PatchesOf, patch_when_imported
+from fxmem._torch.modules import patch_when_imported
 from fxmem.records.profile import Assumption
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.card.host_ledger import HostLedger
@@ -66,11 +66,17 @@ class Hub:
         """Patches of what reads the hub; none where the program writes for real."""
         if self._isolation.redirect is None and not self._isolation.in_overlay:
             return
-        sends: PatchesOf = lambda module: [torch_common.wrap(module.Client, "send", self._send)]  # noqa: E731
-        private = "_hf_hub_download_to_cache_dir"  # to which every download of a file goes, since 0.24
-        downloads: PatchesOf = lambda module: [torch_common.wrap(module, private, self._download)]  # noqa: E731
+
+        def patch_client(module: Any) -> torch_common.Patches:
+            yield torch_common.wrap(module.Client, "send", self._send)
+
+        def patch_downloads(module: Any) -> torch_common.Patches:
+            # To which every download of a file goes, since 0.24.
+            yield torch_common.wrap(module, "_hf_hub_download_to_cache_dir", self._download)
+
         yield torch_common.wrap(torch.UntypedStorage, "from_file", self._map)
-        yield patch_when_imported({"httpx": sends, "httpx2": sends, "huggingface_hub.file_download": downloads})
+        clients = dict.fromkeys(("httpx", "httpx2"), patch_client)
+        yield patch_when_imported({**clients, "huggingface_hub.file_download": patch_downloads})
 
     def _download(self, original: Callable[..., Any], *, repo_id: str, cache_dir: str, **kwargs: Any) -> Any:
         self._cache = cache_dir

@@ -122,9 +122,9 @@ def download(name: str) -> None:
 
 
 @functools.cache
-def read_table() -> dict[str, Any]:
-    """The shipped table, as its file has it."""
-    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+def read_table(path: Path = TABLE) -> dict[str, Any]:
+    """A shipped table, as its file has it."""
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return table
 
 

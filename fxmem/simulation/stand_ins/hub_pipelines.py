@@ -1,6 +1,6 @@
 """Pipelines of diffusers by name, in a shipped table: of what parts each is made, and the call of its card.
 
-The table, `hub_pipelines.json` beside this file, has the configurations of well-known pipelines, each part with the
+The table, in the JSON file beside this one, has the configurations of well-known pipelines, each part with the
 source that it was read from and the parameter count that was published, which `tests/cli/test_hub_pipelines.py` holds
 the built part to. Standard library only: a misspelt name is refused before torch is imported.
 """
@@ -8,13 +8,13 @@ the built part to. Standard library only: a misspelt name is refused before torc
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fxmem.simulation.stand_ins import hub_models
 
 TABLE: Final = Path(__file__).with_name("hub_pipelines.json")
+read_table: Final = functools.partial(hub_models.read_table, TABLE)
 
 
 class Pipeline(NamedTuple):
@@ -30,10 +30,11 @@ class Pipeline(NamedTuple):
 
 def find(name: str) -> Pipeline | None:
     """The pipeline of a name, with or without an organisation; None where the table has none."""
-    known = _aliases().get(name.lower())
+    entries = read_table()["pipelines"]
+    known = hub_models.name_aliases(entries).get(name.lower())
     if known is None:
         return None
-    entry = read_table()["pipelines"][known]
+    entry = entries[known]
     return Pipeline(known, entry, {each: find_part(part) for each, part in entry["components"].items()})
 
 
@@ -49,15 +50,3 @@ def list_names() -> list[str]:
     """The names of the table, in order."""
     entries = read_table()["pipelines"].items()
     return sorted((each for name, entry in entries for each in (name, *entry.get("also", ()))), key=str.lower)
-
-
-@functools.cache
-def read_table() -> dict[str, Any]:
-    """The shipped table, as its file has it."""
-    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return table
-
-
-@functools.cache
-def _aliases() -> dict[str, str]:
-    return hub_models.name_aliases(read_table()["pipelines"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -12,59 +13,49 @@ from fxmem.records.profile import Profile
 from fxmem.whatif.advice import statements
 from fxmem.whatif.advice.statements import Edits
 
-_LIBRARY: Final = "diffusers"
-_MADE_BY: Final = "Pipeline"
-"""How the names of its pipelines end."""
 _DENOISERS: Final = ("transformer", "transformer_2", "unet", "prior")
 """Components that run once a step, and have most of the weights."""
 _COMPUTED: Final = ("float16", "bfloat16", "float32")
 
 
 @dataclasses.dataclass(frozen=True)
-class PipelineWay:
-    """One way to run a pipeline."""
+class Setup:
+    """One way to set a pipeline up."""
 
     key: str
     title: str
     effect: Effect
     code: str
-    """PIPE is the pipeline; where a component is meant, PART is it, and DTYPE what it computes in."""
-    of: str = ""
-    """A component that the pipeline must have."""
+    """PIPE is the pipeline, which must have the component that is named after it; where PART is one, it is each of the
+    denoisers, and DTYPE what that computes in."""
     excludes: str = ""
     """As of `AnyChange`; "place" stands instead of what puts the pipeline on the card, all else after it."""
 
 
 _WAYS: Final = (
-    PipelineWay(
-        "model-offload", "each model on the host until it runs", "none", "PIPE.enable_model_cpu_offload()", "", "place"
-    ),
-    PipelineWay(
+    Setup("model-offload", "each model on the host until it runs", "none", "PIPE.enable_model_cpu_offload()", "place"),
+    Setup(
         "group-offload",
         "layers on the host, the next on its way",
         "none",
         'PIPE.enable_group_offload(torch.device("cuda"), offload_type="leaf_level", use_stream=True)',
-        excludes="place",
+        "place",
     ),
-    PipelineWay(
-        "layer-offload",
-        "each layer on the host until it runs",
-        "none",
-        "PIPE.enable_sequential_cpu_offload()",
-        excludes="place",
+    Setup(
+        "layer-offload", "each layer on the host until it runs", "none", "PIPE.enable_sequential_cpu_offload()", "place"
     ),
-    PipelineWay("vae-slicing", "pictures decoded one by one", "none", "PIPE.vae.enable_slicing()", "vae"),
-    PipelineWay("vae-tiling", "pictures decoded in tiles", "output", "PIPE.vae.enable_tiling()", "vae"),
-    PipelineWay("attention-slicing", "attention in slices", "rounding", "PIPE.enable_attention_slicing()"),
+    Setup("vae-slicing", "pictures decoded one by one", "none", "PIPE.vae.enable_slicing()"),
+    Setup("vae-tiling", "pictures decoded in tiles", "output", "PIPE.vae.enable_tiling()"),
+    Setup("attention-slicing", "attention in slices", "rounding", "PIPE.enable_attention_slicing()"),
 )
 _OF_WEIGHTS: Final = (
-    PipelineWay(
+    Setup(
         "float8-weights",
         "PART in float8 but where a layer runs",
         "rounding",
         "PIPE.PART.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=DTYPE)",
     ),
-    PipelineWay(
+    Setup(
         "int8-weights",
         "PART in int8 (torchao)",
         "rounding",
@@ -74,13 +65,13 @@ _OF_WEIGHTS: Final = (
 _IMPORTED: Final = ("torch", "torchao.quantization")
 
 
-def list_ways(files: Iterable[str], profile: Profile) -> Iterator[tuple[PipelineWay, Edits]]:
+def list_ways(files: Iterable[str], profile: Profile) -> Iterator[tuple[Setup, Edits]]:
     """Yield the ways that can be written for all pipelines of a program's own files, each with its edits."""
-    found = [each for file in files for each in statements.find_placed(file, _MADE_BY)]
-    if not found or not any(f"/{_LIBRARY}/" in call.source.file for call in profile.calls if call.source):
+    found = [each for file in files for each in statements.find_placed(file, "Pipeline")]
+    if not found or not any("/diffusers/" in call.source.file for call in profile.calls if call.source):
         return
     parts = {part for call in profile.calls for part in call.module.split(".")}
-    ways = [each for each in _WAYS if not each.of or each.of in parts]
+    ways = [way for way in _WAYS if parts.issuperset(re.findall(r"PIPE\.(\w+)\.", way.code))]
     for part in filter(parts.__contains__, _DENOISERS):
         made = (output.dtype for node in profile.nodes if part in node.module.split(".") for output in node.outputs)
         dtypes = Counter(each for each in made if each in _COMPUTED)

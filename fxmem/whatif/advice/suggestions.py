@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, Self
@@ -491,7 +492,9 @@ class _Advisor:
         """What grows less comes first; then, where the step does not fit and it does with it, what moves least between
         card and host; then what frees most."""
         fits, growth = self.step.peak.fits is False and each.peak.fits is True, each.growth_bytes
-        moved = each.link_bytes or 0 if fits and self.step.profile.step.mode == "infer" else 0
+        moved: float = 0
+        if fits and self.step.profile.step.mode == "infer":
+            moved = math.inf if each.link_bytes is None else each.link_bytes
         return growth is None, growth or 0, not fits, moved, -each.saved_bytes, each.extra_flops or 0
 
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import shlex
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from fxmem.__main__ import main
 from fxmem.hardware import catalogue
 from fxmem.records.advice import Advice
 from fxmem.records.profile import Report
+from fxmem.records.units import format_bytes
 from fxmem.simulation.program import Launch
 from fxmem.whatif.advice import statements
 from fxmem.whatif.program_step import ProgramCommand
@@ -76,23 +79,29 @@ pipe(prompt_embeds=words, negative_prompt_embeds=words, height=128, width=128, n
 """
 
 
-# Imported here, diffusers would keep for good that there is no card.
-LACKS_DIFFUSERS = importlib.util.find_spec("diffusers") is None
+@pytest.fixture
+def advise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Advice]:
+    """What is advised of a program, with options; it is `sample.py` of the working directory."""
+    if importlib.util.find_spec("diffusers") is None:
+        pytest.skip("diffusers is not installed")
+    monkeypatch.chdir(tmp_path)
+
+    def advise(program: str, options: str) -> Advice:
+        Path("sample.py").write_text(program)
+        assert main(shlex.split(f"advise --quiet {options} --json advice.json --run sample.py")) == 0
+        return Advice.model_validate_json(Path("advice.json").read_text())
+
+    return advise
 
 
 @pytest.mark.truth
-@pytest.mark.skipif(LACKS_DIFFUSERS, reason="diffusers is not installed")
 def test_each_way_is_worth_what_the_program_takes_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    advise: Callable[[str, str], Advice], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("sample.py").write_text(PROGRAM)
-
     def run(program: str) -> Report:
         return ProgramCommand(Launch(f"{program}.py", ()), catalogue.target("rtx4090"), 1).run()
 
-    assert main(shlex.split("advise --target rtx4090 --quiet --patch fix.diff --json advice.json --run sample.py")) == 0
-    advice = Advice.model_validate_json(Path("advice.json").read_text())
+    advice = advise(PROGRAM, "--target rtx4090 --patch fix.diff")
     found = {each.key: each for each in advice.suggestions}
     before = run("sample")
     assert advice.before == before.peak
@@ -124,23 +133,18 @@ def test_each_way_is_worth_what_the_program_takes_with_it(
     assert moved["model-offload"] == pytest.approx(2 * (weights["unet"] + weights["vae"]), rel=0.05)
     assert moved["layer-offload"] == pytest.approx(6 * weights["unet"] + weights["vae.decoder"], rel=0.05)
     assert moved["vae-tiling"] == 0
-    capsys.readouterr()
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Host {format_bytes(advice.before_host_bytes)}; 0 B moved between it and the card" in said
     assert "enable_" in Path("fix.diff").read_text()
 
 
 @pytest.mark.truth
-@pytest.mark.skipif(LACKS_DIFFUSERS, reason="diffusers is not installed")
-def test_what_moves_least_comes_first_where_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    program = PROGRAM.replace("(64, 128)", "(640, 1280)")
-    Path("sample.py").write_text(program)
-    assert main(shlex.split("advise --target 1.1GB --json - --run sample.py")) == 0
-    advice = Advice.model_validate_json(capsys.readouterr().out)
+def test_what_moves_least_comes_first_where_it_fits(advise: Callable[[str, str], Advice]) -> None:
+    advice = advise(PROGRAM.replace("(64, 128)", "(640, 1280)"), "--target 1.1GB")
     assert advice.before.fits is False
     fits = [each.peak.fits for each in advice.suggestions]
     assert fits == sorted(fits, reverse=True)
-    moved = [each.link_bytes or 0 for each in advice.suggestions if each.peak.fits]
+    known = (each.link_bytes for each in advice.suggestions if each.peak.fits)
+    moved = [math.inf if each is None else each for each in known]  # which comes last
     assert moved
     assert all(one <= other for one, other in pairwise(moved))
