@@ -160,7 +160,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser, _ = build_parser()
-    arguments = give_program(arguments)
+    arguments = give_program(arguments, parser)
     options, rest = parser.parse_known_args(without_separator(arguments) or ["--help"])
     if rest:
         options.parser.refuse(rest)

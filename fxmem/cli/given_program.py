@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ SIZES: Final = ("--height", "--width", "--frames", "--steps", "--batch")
 _VERBS: Final = ("advise", "analyze", "cards", "explain", "max-batch", "plan", "report", "run", "sweep")
 
 
-def give_program(words: Sequence[str]) -> list[str]:
+def give_program(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """A command line with a program in the place of `diffusers:NAME`, whose sizes go with it; `max-batch` varies the
     number of prompts where no other size is said to vary.
 
@@ -28,7 +29,10 @@ def give_program(words: Sequence[str]) -> list[str]:
         UsageError: no such pipeline, or a verb that runs no program.
     """
     at = next((number for number, word in enumerate(words) if word.startswith(PREFIX)), None)
-    if at is None or "--run" in words[:at] or (words[0] == "run" and _follows_program(words[: at + 1])):
+    if at is None or "--run" in words[:at]:
+        return list(words)
+    # An argument of the program before it is that program's own.
+    if words[0] == "run" and parser.parse_known_args(words[: at + 1])[0].program != words[at]:
         return list(words)
     pipeline = find_pipeline(words[at])
     if words[0] not in _VERBS:
@@ -47,14 +51,6 @@ def give_program(words: Sequence[str]) -> list[str]:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     program = shutil.copy(_PROGRAM, Path(folder, "pipeline.py"))
     return [*rest, *(["--run"] if words[0] != "run" else []), str(program), pipeline.name, *own]
-
-
-def _follows_program(words: Sequence[str]) -> bool:
-    """Whether the last word of a `fxmem run` is an argument of the program before it."""
-    from fxmem.cli.verbs import build_parser
-
-    options, _ = build_parser()[0].parse_known_args(words)
-    return bool(options.program != words[-1])
 
 
 def spell_program(words: Sequence[str]) -> list[str]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fxmem.__main__ import main
-from fxmem.cli.given_program import SIZES, find_pipeline, give_program, spell_program
+from fxmem.cli import given_program
+from fxmem.cli.given_program import SIZES, find_pipeline, spell_program
+from fxmem.cli.verbs import build_parser
 from fxmem.errors import UsageError
 from fxmem.simulation.stand_ins import hub, hub_models, hub_pipelines
 
@@ -90,6 +92,10 @@ def test_a_misspelt_name_gets_the_nearest(name: str, near: str) -> None:
 
 
 # --- the program that it stands for -----------------------------------------------------------------------------------
+
+
+def give_program(words: list[str]) -> list[str]:
+    return given_program.give_program(words, build_parser()[0])
 
 
 def test_a_name_stands_for_a_program_with_its_sizes() -> None:
