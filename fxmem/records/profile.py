@@ -238,6 +238,8 @@ class Storage(Record):
     """Of a program's gradient, or of what else is there when its last backward ends, but for parameters and optimizer
     states: whether an operator after a backward, or a function that a backward calls, reads it; of what was there
     before the step, also one of forward; of a gradient, in a step before as well. To fill with zeros is not to read."""
+    is_discarded: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Of a program's gradient: whether the step frees it, and nothing reads it from its last backward on."""
     copy_of: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of what a program keeps: index of the storage that all of it was copied from last, where that is alive."""
     is_derived: bool = Field(default=False, exclude_if=lambda value: not value)

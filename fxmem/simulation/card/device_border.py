@@ -122,7 +122,8 @@ class Border:
             return self._run_on_host(func, args, kwargs)
         if func is aten.copy_.default and not isinstance(args[0], torch_common.FakeTensor):
             self._write_to_host(args[1], args[0])
-            self.log.reads.note(str(func), (args, kwargs), None, outside=self.log.phase is Phase.OPTIMIZER)
+            log = self.log
+            log.reads.note(str(func), (args, kwargs), None, log.tick, outside=log.phase is Phase.OPTIMIZER)
             return args[0]
         if any(map(torch_programs.is_host_subclass, args)):
             args = tuple(

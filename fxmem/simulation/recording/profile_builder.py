@@ -173,7 +173,7 @@ def _build_storages(
     storages: list[Storage] = []
     there = (index for index, each in enumerate(log.storages) if each.death is None or each.death > each.birth)
     renumbered = {index: number for number, index in enumerate(there)}
-    is_read = _find_read(run)
+    is_read, is_discarded = _find_read(run)
     for index in renumbered:
         found = log.storages[index]
         birth, death = found.birth, found.death
@@ -192,6 +192,7 @@ def _build_storages(
                 made_at="" if birth or found.name else found.made_at,
                 is_frozen=found.is_frozen,
                 is_read=is_read(index),
+                is_discarded=is_discarded(index),
                 copy_of=renumbered.get(log.reads.copied_from.get(index, -1)) if copied else None,
                 is_derived=found.is_derived,
                 is_bounded=found.is_bounded and found.kind not in (Kind.GRADIENT, Kind.PARAMETER, Kind.OPTIMIZER_STATE),
@@ -205,20 +206,31 @@ def _build_storages(
     return tuple(storages), renumbered
 
 
-def _find_read(run: FinishedRun) -> Callable[[int], bool]:
-    """Whether a storage of a program is read beside the backward, and is none of those that optimizers work with."""
+def _find_read(run: FinishedRun) -> tuple[Callable[[int], bool], Callable[[int], bool]]:
+    """Whether a storage of a program is read beside the backward, and is none of those that optimizers work with; and
+    whether it is a gradient that the step frees unread since its last backward."""
     if not run.is_program:
-        return lambda _: False
+        return (lambda _: False), (lambda _: False)
     log, results = run.log, run.recording.nodes.results
     attributes = (position for position, node in enumerate(run.nodes) if node.op == "get_attr" and node.users)
-    read = log.reads.read | {index for each in attributes for _, _, index in results.get(each, ()) if index is not None}
-    end = max((span.end for span in log.phases if span.phase is Phase.BACKWARD), default=0)
+    of_attributes = {index for each in attributes for _, _, index in results.get(each, ()) if index is not None}
+    read = log.reads.read | dict.fromkeys(of_attributes, log.tick)
+    backwards = [span for span in log.phases if span.phase is Phase.BACKWARD]
+    end = max((span.end for span in backwards), default=0)
 
     def is_read(index: int) -> bool:
         storage = log.storages[index]
         return index in read and storage.birth < end and storage.kind not in (Kind.PARAMETER, Kind.OPTIMIZER_STATE)
 
-    return is_read
+    def is_discarded(index: int) -> bool:
+        birth, death = log.storages[index].birth, log.storages[index].death
+        if log.storages[index].kind is not Kind.GRADIENT or death is None:
+            return False
+        there = [span for span in backwards if birth < span.end and span.begin <= death]
+        # What ends within a backward was accumulated into another, or stepped there.
+        return bool(there) and there[-1].end <= death and read.get(index, -1) < there[-1].begin
+
+    return is_read, is_discarded
 
 
 def _find_op(log: StepLog, found: LoggedStorage) -> int | None:

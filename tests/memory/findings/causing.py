@@ -474,6 +474,51 @@ def unstepped_gradients_of_a_teacher() -> None:
         step(optimizer)
 
 
+def unstepped_gradients_of_a_generator() -> None:
+    """The critic's backward goes through the generator as well: its gradients are freed before its own backward, with
+    those that it has stepped with."""
+    generator, critic = make_net(), make_net()
+    of_generator, of_critic = (torch.optim.SGD(each.parameters()) for each in (generator, critic))
+    for _ in range(3):
+        x = torch.randn(4096, 256, device="cuda")
+        with torch.set_grad_enabled(HAS):
+            made = generator(x)
+        (critic(x) - critic(made)).mean().backward()
+        step(of_critic)
+        generator.zero_grad()
+        critic(generator(x)).mean().backward()
+        of_generator.step()
+        critic.zero_grad()
+
+
+def generator_of_both() -> None:
+    """One forward of the generator serves both backwards."""
+    generator, critic = make_net(), make_net()
+    of_generator, of_critic = (torch.optim.SGD(each.parameters()) for each in (generator, critic))
+    for _ in range(3):
+        made = generator(torch.randn(4096, 256, device="cuda"))
+        critic(made).mean().backward(retain_graph=True)
+        step(of_critic)
+        generator.zero_grad()
+        critic.requires_grad_(False)
+        critic(made).mean().backward()
+        critic.requires_grad_()
+        step(of_generator)
+
+
+def generator_that_accumulates() -> None:
+    """The generator steps with the gradients of the critic's backward, too."""
+    generator, critic = make_net(), make_net()
+    of_generator, of_critic = (torch.optim.SGD(each.parameters()) for each in (generator, critic))
+    for _ in range(3):
+        made = generator(torch.randn(4096, 256, device="cuda"))
+        critic(made).mean().backward()
+        step(of_critic)
+        critic(generator(torch.randn(4096, 256, device="cuda"))).mean().backward()
+        step(of_generator)
+        critic.zero_grad()
+
+
 def master_copies() -> None:
     """As guided-diffusion trains in float16: the optimizer has flat copies that the gradients are copied to."""
     net = make_net(1024).half()

@@ -27,7 +27,7 @@ VARIED = (
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
     "weights-twice-of-checkpoint", "unused-graph-of-batches", "unstepped-gradients-of-a-teacher",
-    "unused-graph-of-validation",
+    "unused-graph-of-validation", "unstepped-gradients-of-a-generator",
     "math-attention-of-scores",
     "math-attention-of-places",
 )  # fmt: skip
@@ -39,7 +39,7 @@ TRIED = (
     "kept-output", "kept-output-of-accumulation", "late-zero-grad", "unused-graph", "unused-parameters",
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
     "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation",
-    "unstepped-gradients-of-a-teacher",
+    "unstepped-gradients-of-a-teacher", "unstepped-gradients-of-a-generator",
 )  # fmt: skip
 
 
@@ -91,6 +91,8 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
         ("master-module", "unstepped-gradients"),
         ("clipped-together", "unstepped-gradients"),
         ("folds", "unstepped-gradients"),
+        ("generator-of-both", "unstepped-gradients"),
+        ("generator-that-accumulates", "unstepped-gradients"),
         ("functional-gradient", "unused-graph"),
         ("late-backward", "unused-graph"),
         ("shared-line", "unused-graph"),
@@ -279,6 +281,7 @@ def test_its_bytes_are_what_the_twin_has_less(case: str) -> None:
     [
         ("unused-graph", 'net(torch.randn(4096, 256, device="cuda")).argmax(-1)'),
         ("unstepped-gradients-of-a-teacher", "target = teacher(x)"),
+        ("unstepped-gradients-of-a-generator", "made = generator(x)"),
         ("kept-results", "kept.append(out.detach() if HAS else out.detach().cpu())"),
         ("kept-results-of-evaluation", "kept.append(out if HAS else out.cpu())"),
         ("whole-checkpoint", "x = checkpoint(net, x, use_reentrant=False)"),

@@ -154,7 +154,7 @@ class StepLog:
         self._phase_begin = 1, 0
         """Its tick and its first op."""
         self.recomputing = 0
-        self.reads.read = {each for each in self.reads.read if self.storages[each].kind is Kind.GRADIENT}
+        self.reads.read = {each: 0 for each in self.reads.read if self.storages[each].kind is Kind.GRADIENT}
         for index, storage in enumerate(self.storages):
             if storage.death is not None:
                 storage.forget()
@@ -469,7 +469,7 @@ class StepLog:
         at = self.node, self.phase, begin, self.tick
         self.ops.append(LoggedOp(name, *at, flops, moved_bytes, self.streams.current, host_bytes, repeats))
         index, made = len(self.ops) - 1, len(self.storages) - 1 if self.tick > begin else None
-        self.reads.note(name, given, made, outside=self.phase is Phase.OPTIMIZER)
+        self.reads.note(name, given, made, self.tick, outside=self.phase is Phase.OPTIMIZER)
         if self.recomputing and self.phase is Phase.BACKWARD:
             read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)} - {None}
             self.recomputed[index] = self.sum_bytes(

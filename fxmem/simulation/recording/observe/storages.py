@@ -129,21 +129,22 @@ class StorageReads:
         self._find_storage = find_storage
         self.in_function = False
         """Whether a function of the program's runs that backward calls."""
-        self.read: set[int] = set()
-        """Read in this step by an operator after backward or in such a function; of gradients, in one before as well.
-        To fill with zeros is not to read."""
+        self.read: dict[int, int] = {}
+        """By storage that an operator after backward or in such a function has read in this step, the tick of the last
+        one; of gradients that one before has read, 0. To fill with zeros is not to read."""
         self.copied_from: dict[int, int] = {}
         """By storage, the one that all of it was copied from last, by way of the host too."""
         self._on_host: dict[int, tuple[weakref.ref[Any], int]] = {}
         """By address, the host's storages that were copied from the card, and from which."""
 
-    def note(self, name: str, given: Any, made: int | None, *, outside: bool) -> None:
+    def note(self, name: str, given: Any, made: int | None, tick: int, *, outside: bool) -> None:
         """Note what an operator was given.
 
         Args:
             name: of the operator.
             given: its arguments, positional ones first.
             made: the storage that it allocated, if one.
+            tick: when it ran.
             outside: whether it is no part of forward or backward.
         """
         if name in _COPYING and made is not None:
@@ -154,7 +155,7 @@ class StorageReads:
                 self.note_copy_into(one, other)
         if (outside or self.in_function) and name not in _ZEROING:
             parts = (part for each in torch_common.iterate_tensors(given) for part in torch_wrappers.parts(each))
-            self.read.update(index for part in parts if (index := self._find_storage(part)) is not None)
+            self.read.update((index, tick) for part in parts if (index := self._find_storage(part)) is not None)
 
     def note_copy_into(self, into: torch.Tensor, of: torch.Tensor) -> None:
         """Note that a tensor, of the host or the card, was filled from another."""
