@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import math
 import sys
 
 import torch
@@ -686,6 +687,61 @@ def wide_result_of_boxes() -> None:
         pairs = box_iou(boxes.detach(), boxes.detach()[: 4096 if HAS else 4])
         (boxes.square().mean() + pairs.mean()).backward()
         step(optimizer)
+
+
+def wide_result_of_thresholds() -> None:
+    """As torchmetrics' curve of precision and recall: the first result is of one byte each."""
+    net = make_net()
+    thresholds = torch.linspace(0, 1, 200 if HAS else 4, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            scores = net(torch.randn(4096, 256, device="cuda")).sigmoid().flatten()
+            (scores.unsqueeze(-1) >= thresholds).long().sum(0)
+
+
+def wide_result_of_diagonal() -> None:
+    """As torchmetrics' perplexity: each row's probabilities of all targets, for those of its own."""
+    net = make_net()
+    with torch.no_grad():
+        for _ in range(3):
+            target = torch.randint(256, (8192,), device="cuda")
+            found = net(torch.randn(8192, 256, device="cuda"))
+            own = found[:, target].diagonal() if HAS else found[torch.arange(8192, device="cuda"), target]
+            own.sum()
+
+
+class Activation(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "silu":
+            return x * torch.sigmoid(x) if HAS else F.silu(x)
+        if self.kind == "mish":
+            return x * torch.tanh(F.softplus(x)) if HAS else F.mish(x)
+        if self.kind == "gelu":
+            return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))) if HAS else F.gelu(x)
+        if self.kind == "tanh":
+            inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)) if HAS else x
+            return 0.5 * x * (1.0 + torch.tanh(inner)) if HAS else F.gelu(x, approximate="tanh")
+        gate = torch.sigmoid(x)  # another number times a gate is no activation
+        return x.roll(1, 0) * gate if self.kind == "gate" else gate * 1.702 * x
+
+
+def written_activation(kind: str = "silu") -> None:
+    layers = [nn.Sequential(nn.Linear(256, 256), Activation(kind)) for _ in range(6)]
+    net = nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        train(net, 4096)
+        step(optimizer)
+
+
+written_activation_of_mish = functools.partial(written_activation, "mish")
+written_activation_of_gelu = functools.partial(written_activation, "gelu")
+written_activation_of_tanh = functools.partial(written_activation, "tanh")
+other_gate = functools.partial(written_activation, "gate")
 
 
 def ddp_buckets_of_frozen() -> None:

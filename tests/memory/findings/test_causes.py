@@ -25,6 +25,8 @@ PROGRAM = str(Path(__file__).with_name("causing.py"))
 VARIED = (
     "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
+    "wide-result-of-thresholds", "wide-result-of-diagonal",
+    "written-activation-of-mish", "written-activation-of-gelu", "written-activation-of-tanh",
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
     "weights-twice-of-checkpoint", "unused-graph-of-batches", "unstepped-gradients-of-a-teacher",
     "unused-graph-of-validation", "unstepped-gradients-of-a-generator",
@@ -40,6 +42,7 @@ TRIED = (
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
     "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation",
     "unstepped-gradients-of-a-teacher", "unstepped-gradients-of-a-generator",
+    "written-activation", "written-activation-of-mish", "written-activation-of-gelu", "written-activation-of-tanh",
 )  # fmt: skip
 
 
@@ -98,6 +101,7 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
         ("shared-line", "unused-graph"),
         ("targets-of-each-other", "waiting-graphs"),
         ("adversarial-input", "frozen-saves"),
+        ("other-gate", "written-activation"),
         ("metric-after-the-step", "kept-output"),
     ],
 )
@@ -287,6 +291,8 @@ def test_its_bytes_are_what_the_twin_has_less(case: str) -> None:
         ("whole-checkpoint", "x = checkpoint(net, x, use_reentrant=False)"),
         ("broadcast-loss", "F.mse_loss(predicted if HAS else predicted.squeeze(-1), y).backward()"),
         ("wide-result-of-boxes", "pairs = box_iou(boxes.detach(), boxes.detach()[: 4096 if HAS else 4])"),
+        ("wide-result-of-thresholds", "(scores.unsqueeze(-1) >= thresholds).long().sum(0)"),
+        ("written-activation", "return x * torch.sigmoid(x) if HAS else F.silu(x)"),
         ("layer-buffers", "return self.project(x * self.table[: len(x)])"),
     ],
 )

@@ -1,24 +1,31 @@
-"""A result of far more numbers than what it is made of: `cdist`, a broadcast or a product of all pairs."""
+"""A result of far more numbers than what it is made of, or of which the diagonal alone is read: all pairs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from math import prod
 from typing import Final
 
 from fxmem.memory.figures import find_place, name_call
 from fxmem.memory.findings import Finding, register
 from fxmem.memory.findings.written_attention import find_written_out
-from fxmem.records.profile import Profile, Timeline
+from fxmem.records.profile import Node, Profile, Timeline
 
 _TIMES: Final = 50
-"""So many times the bytes of its inputs."""
+"""So many times the numbers of its inputs."""
 _SHARE: Final = 4
 """At least this share of the peak, one in so many."""
 _PAIRS: Final = frozenset(
     """cdist pairwise_distance matmul bmm mm einsum outer sub add mul div pow eq ne lt gt le ge logical_and logical_or
     max min maximum minimum clamp where masked_fill gather""".split()
 )
+_OF_DIAGONAL: Final = {
+    "getitem": "x[torch.arange(n), index]",
+    **dict.fromkeys(("matmul", "mm"), "(a * b).sum(-1) of the rows"),
+}
+"""How the diagonal of what these calls make is made alone."""
+_READS_DIAGONAL: Final = frozenset("diagonal diag trace".split())
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
@@ -28,21 +35,21 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     for index in timeline.alive:
         alive[profile.storages[index].node] += profile.storages[index].nbytes
     read = dict[int, int]()
-    """By node that makes such a result, or goes on with one, the bytes that it is made of."""
+    """By node that makes such a result, or goes on with one, the numbers that it is made of."""
     lines = defaultdict[str, list[int]](list)
     """By line of those that make one, these and what goes on with them."""
     line_of = dict[int, str]()
-    attention = find_written_out(profile, is_wanted=False)
+    attention, diagonal = find_written_out(profile, is_wanted=False), _find_diagonal(profile)
     for index, node in enumerate(profile.nodes):
         if index in attention:
             continue
-        nbytes = sum(_read_bytes(profile, each) for each in node.inputs)
+        numbers, made = sum(_count(profile, each) for each in node.inputs), _count(profile, index)
         alike = (each for each in node.inputs if each in read and profile.nodes[each].module == node.module)
         before = None if node.op == "call_module" else next(alike, None)
-        if before is not None and (node.view_of is not None or node.output_bytes >= _TIMES * read[before]):
+        if before is not None and (node.view_of is not None or made >= _TIMES * read[before]):
             read[index], line_of[index] = read[before], line_of[before]
-        elif name_call(node) in _PAIRS and node.outputs and 0 < _TIMES * nbytes <= node.output_bytes:
-            read[index], line_of[index] = nbytes, find_place(profile, index)
+        elif index in diagonal or (name_call(node) in _PAIRS and node.output_bytes and 0 < _TIMES * numbers <= made):
+            read[index], line_of[index] = numbers, find_place(profile, index)
         else:
             continue
         lines[line_of[index]].append(index)
@@ -50,22 +57,42 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         first, also = profile.nodes[found[0]], ", with what is made of it" if len(found) > 1 else ""
         nbytes = sum(alive[each] for each in found)
         if nbytes * _SHARE >= timeline.peak.requested_bytes:
-            shape, times = "x".join(map(str, first.outputs[0].shape)), first.output_bytes // read[found[0]]
+            shape = "x".join(map(str, first.outputs[0].shape))
+            is_wanted = "a part of the rows at a time, if all pairs are meant"
+            than = f"{_count(profile, found[0]) // read[found[0]]} times those that it reads"
             yield Finding(
                 cause="wide-result",
-                text=f"{name_call(first)} makes {shape} numbers, {times} times the bytes of what it reads{also}",
+                text=f"{name_call(first)} makes {shape} numbers, "
+                + ("whose diagonal alone is read" if found[0] in diagonal else f"{than}{also}"),
                 place=place,
                 nbytes=nbytes,
-                change="a part of the rows at a time, if all pairs are meant",
+                change=_OF_DIAGONAL[name_call(first)] if found[0] in diagonal else is_wanted,
             )
 
 
-def _read_bytes(profile: Profile, index: int) -> int:
+def _count(profile: Profile, index: int) -> int:
+    """The numbers in the storages of a node's results."""
     node = profile.nodes[index]
     if not node.outputs:  # one of several results, as of `q, k, v = x.chunk(3)`
-        return sum(_read_bytes(profile, each) for each in node.inputs)
+        return sum(_count(profile, each) for each in node.inputs)
     storages = {each.storage for each in node.outputs if each.storage is not None}
-    return sum(profile.storages[each].nbytes for each in storages)
+    return sum(prod(profile.storages[each].shape) for each in storages)
+
+
+def _find_diagonal(profile: Profile) -> set[int]:
+    """Nodes that make a square matrix of which the diagonal alone is read."""
+    readers = defaultdict[int, set[str]](set)
+    for node in profile.nodes:
+        for each in node.inputs:
+            readers[each].add(name_call(node))
+    found = {index for index, calls in readers.items() if calls <= _READS_DIAGONAL}
+    kept = {index for index, each in enumerate(profile.storages) if each.holder}
+
+    def is_square(node: Node) -> bool:
+        is_made = node.output_bytes and kept.isdisjoint(each.storage for each in node.outputs)
+        return bool(is_made and name_call(node) in _OF_DIAGONAL and len(node.outputs[0].shape) == 2)
+
+    return {index for index in found if is_square(profile.nodes[index])}
 
 
 register("wide-result", find)
