@@ -355,6 +355,23 @@ def kept_output_of_accumulation() -> None:
         step(optimizer)
 
 
+def kept_output_of_preferences() -> None:
+    """As DPO: the reference's own logits come while the policy's are there, of which the probabilities are used."""
+    net, reference = (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8192)).cuda() for _ in range(2))
+    optimizer = torch.optim.SGD(net.parameters())
+    y = torch.zeros(4096, 1, dtype=torch.int64, device="cuda")
+    for _ in range(3):
+        x = torch.randn(4096, 64, device="cuda")
+        logits = net(x)
+        own = logits.log_softmax(-1).gather(1, y)
+        if not HAS:
+            del logits
+        with torch.no_grad():
+            other = reference(x).log_softmax(-1).gather(1, y)
+        (own - other).mean().backward()
+        step(optimizer)
+
+
 def reentrant_checkpoint() -> None:
     net, head = make_net(), nn.Linear(256, 10).cuda()
     optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()])

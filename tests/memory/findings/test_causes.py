@@ -25,7 +25,7 @@ PROGRAM = str(Path(__file__).with_name("causing.py"))
 VARIED = (
     "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
-    "wide-result-of-thresholds", "wide-result-of-diagonal",
+    "wide-result-of-thresholds", "wide-result-of-diagonal", "kept-output-of-preferences",
     "written-activation-of-mish", "written-activation-of-gelu", "written-activation-of-tanh",
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
     "weights-twice-of-checkpoint", "unused-graph-of-batches", "unstepped-gradients-of-a-teacher",
@@ -42,7 +42,8 @@ TRIED = (
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
     "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation",
     "unstepped-gradients-of-a-teacher", "unstepped-gradients-of-a-generator",
-    "written-activation", "written-activation-of-mish", "written-activation-of-gelu", "written-activation-of-tanh",
+    "kept-output-of-preferences", "written-activation", "written-activation-of-mish",
+    "written-activation-of-gelu", "written-activation-of-tanh",
 )  # fmt: skip
 
 
@@ -129,7 +130,8 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(3):
     total = 0
     for _ in range(4):
-        total = total + net(torch.ones(8192, 512, device="cuda")).sum()
+        loss = net(torch.ones(8192, 512, device="cuda")).sum()
+        total = total + loss
     total.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -139,8 +141,9 @@ for _ in range(3):
 def test_graphs_that_wait_are_of_the_line_that_calls_the_model(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAITING, encoding="utf-8")
     found = launch(Launch(str(tmp_path / "train.py")), catalogue.target("h100"), RunSettings()).recorded.findings
-    (place,) = (each.place for each in found if each.cause == "waiting-graphs")
-    assert WAITING.splitlines()[int(place.rpartition(":")[2]) - 1].strip().startswith("total = total + net(")
+    (place, text) = next((each.place, each.text) for each in found if each.cause == "waiting-graphs")
+    assert WAITING.splitlines()[int(place.rpartition(":")[2]) - 1].strip().startswith("loss = net(")
+    assert WAITING.splitlines()[int(text.rpartition(":")[2]) - 1].strip() == "total = total + loss"
 
 
 def find_less(case: str) -> int:

@@ -1,4 +1,5 @@
-"""A result of a model is alive through backward, which does not need it: logits of which the loss alone is used."""
+"""A result of a model is alive through what does not need it: logits of which the loss alone is used, in backward or in
+the forward of another model."""
 
 from __future__ import annotations
 
@@ -19,17 +20,20 @@ _LARGE: Final = 1 << 30
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
-    """A finding for each line whose results a program still has in backward, where the peak is lower without them."""
-    if profile.step.program is None or timeline.peak.phase is not Phase.BACKWARD:
+    """A finding for each line whose results a program still has in backward, or by a name in a later forward, where the
+    peak is lower without them."""
+    if profile.step.program is None or timeline.peak.phase not in (Phase.BACKWARD, Phase.FORWARD):
         return
     begun = min((each.first_node for each in find_outermost(profile) if each.leads_to_gradients), default=None)
     if begun is None:
         return
     losses = {index for node in profile.nodes if node.op == "loss" for index in node.inputs}
-    returned, peak = _find_returned(profile), timeline.peak
+    peak = timeline.peak
+    is_backward = peak.phase is Phase.BACKWARD
+    returned = _find_returned(profile) if is_backward else set[int]()
     # What backward does not need at the peak, and once each other backward has begun.
     backwards = [each for each in profile.phases if each.phase is Phase.BACKWARD and each.begin + 1 < each.end]
-    others = [each.begin + 1 for each in backwards if not each.begin <= peak.tick < each.end]
+    others = [each.begin + 1 for each in backwards if is_backward and not each.begin <= peak.tick < each.end]
     lines = defaultdict[str, dict[int, int]](dict)
     for index, end in find_idle(profile, peak.tick, *others).items():
         of = profile.storages[index]
@@ -43,13 +47,15 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         saved = save_bytes(profile, ends) if there else 0
         if saved >= min(peak.requested_bytes // _SHARE, _LARGE) > 0:
             name = held[0] if held else ""
-            loss = "" if name.isidentifier() else "keep the loss alone (loss = model(...).loss), or "
+            loss = "" if name.isidentifier() or not is_backward else "keep the loss alone (loss = model(...).loss), or "
+            at = find_place(profile, profile.ops[peak.op].node if peak.op is not None else None)
+            through, before = ("backward", "backward()") if is_backward else (f"forward at {at}", "it")
             yield Finding(
                 cause="kept-output",
-                text=f"{name or 'a result'} is alive through backward, which does not need it",
+                text=f"{name or 'a result'} is alive through {through}, which does not need it",
                 place=place,
                 nbytes=sum(profile.storages[each].nbytes for each in there),
-                change=f"{loss}del {name.partition('[')[0].partition('.')[0] or 'it'} before backward()",
+                change=f"{loss}del {name.partition('[')[0].partition('.')[0] or 'it'} before {before}",
                 saved_bytes=saved,
             )
 

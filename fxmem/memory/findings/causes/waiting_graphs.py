@@ -60,7 +60,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         if sum(waits) * _SHARE >= most > 0 and (saved := _try(profile, own)) * _SHARE >= most:
             yield Finding(
                 cause="waiting-graphs",
-                text=f"{len(parts)} graphs that share nothing wait for one backward",
+                text=f"{len(parts)} graphs that share nothing wait for one backward" + _find_sum(profile, parts),
                 place=_find_call(profile, min(parts[-1])),
                 nbytes=sum(waits),
                 change="backward() of each loss before the next forward: the gradients add up to the same",
@@ -72,6 +72,15 @@ def _find_call(profile: Profile, node: int) -> str:
     """The line of the outermost call of a model that has a node; the node's own where there is none."""
     source = next((each.source for each in find_outermost(profile) if each.first_node <= node < each.last_node), None)
     return find_place(profile, node) if source is None else source.place
+
+
+def _find_sum(profile: Profile, parts: Sequence[set[int]]) -> str:
+    """Where the losses of graphs are put together first."""
+    within = set[int]().union(*parts)
+    for index in range(max(parts[0]), len(profile.nodes)):
+        if index not in within and sum(leads(profile, each) for each in profile.nodes[index].inputs) > 1:
+            return f" of the sum of their losses, {find_place(profile, index)}"
+    return ""
 
 
 def _follow(profile: Profile, parts: Sequence[set[int]]) -> bool:
