@@ -333,6 +333,8 @@ ONLY_TORCH = "a graph that only torch has"
 """The holder of what no object of Python's leads to, in words."""
 ANEW = "with each new optimizer"
 """When what is kept of a fold or a trial grows, in words."""
+OWN_GRAPH = "a cycle of gradients and their graph (backward with create_graph=True)"
+"""The holder of what a cycle of parameter, gradient and graph keeps, which no collector frees."""
 IN_CYCLES = "reference cycles, which Python does not collect after gc.disable()"
 
 

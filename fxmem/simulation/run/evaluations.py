@@ -3,6 +3,7 @@ them take."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -115,6 +116,10 @@ class Evaluations:
         if self._is_listed:
             self.passes.pop()  # what was known a batch ago
         self._is_listed = True
+        if self._growth.nbytes and not self._growth.known:
+            places, saved = self._owners.places, self._owners.find_saved()
+            stay = not self._cycles.are_freed
+            self._growth.prove(sys._getframe(1), None, places, saved, cycles_stay=stay, is_last=False)
         now = EvaluationPass(
             place=place,
             batches=batches,

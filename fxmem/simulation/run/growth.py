@@ -16,11 +16,11 @@ import re
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
-from fxmem.records.parts import IN_CYCLES, Growth
+from fxmem.records.parts import IN_CYCLES, OWN_GRAPH, Growth
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import GROWING, OF_GRAPH, STEPS, group, package_path
 from fxmem.simulation.card.block_trace import BlockTrace
@@ -211,7 +211,9 @@ class GrowthLog:
         self._made_at: dict[int, str] = {}
         """By storage that has outlived the round that made it, the line that did."""
         self._proved: tuple[Growth, ...] = ()
-        self._cycles_stay = False
+        self.known: dict[str, dict[str, str]] = {}
+        """By owner whose growth was looked into while the program ran, `Growth.holder` and `kept_at` as found then."""
+        self._cycles_stay, self._cycle_at = False, ""
         self._files: dict[str, set[int]] = {}
         """The program's own, each with the lines of its functions that have run when a round was over."""
 
@@ -290,7 +292,8 @@ class GrowthLog:
 
     def held_bytes(self, owner: str) -> int:
         """What an owner has after the last round."""
-        return self._held[owner].nbytes if owner in self._held else 0
+        known = {name for name, each in self.known.items() if each["holder"] == owner}
+        return sum(held.nbytes for name, held in self._held.items() if name in (known or {owner}))
 
     @property
     def may_go_on(self) -> bool:
@@ -310,7 +313,7 @@ class GrowthLog:
         Args:
             is_over: whether the program has come to its end: there are no further rounds.
         """
-        grown = self._proved or self.find()
+        grown = self._proved or _join_all(each.model_copy(update=self.known.get(each.holder)) for each in self.find())
         if is_over:
             grown = tuple(each.model_copy(update={"ends": len(self._alive)}) for each in grown)
         return {"growth_bytes": self.nbytes, "grown": grown}
@@ -323,6 +326,8 @@ class GrowthLog:
         saved: Mapping[int, int],
         *,
         cycles_stay: bool,
+        cycle_at: str = "",
+        is_last: bool = True,
     ) -> None:
         """Find out what of the growth goes on after the last round, and what ends when.
 
@@ -332,9 +337,12 @@ class GrowthLog:
             places: as of `Holders.search`.
             saved: by storage that autograd keeps, the number of its node.
             cycles_stay: whether the program has switched Python's collector off.
+            cycle_at: the line of a backward that leaves gradients with their graph; empty for none.
+            is_last: whether no further rounds are looked at; else only who keeps it and where is found, which nobody
+                can tell when the program is over.
         """
         frames = list_frames(frame)
-        self._cycles_stay = cycles_stay
+        self._cycles_stay, self._cycle_at = cycles_stay, cycle_at
         grown = self.find()
         kept = [self._held[each.holder].oldest for each in grown]
         located = self._holders.locate(kept, places, saved) if kept else {}
@@ -342,8 +350,9 @@ class GrowthLog:
         for each, own in zip(grown, kept, strict=True):
             held_at = [place for index, place in located.items() if index in own]
             found.append(self._prove(each, frames, loops, held_at, not saved.keys().isdisjoint(own)))
-        by_holder = {each.holder: [other for other in found if other.holder == each.holder] for each in found}
-        self._proved = tuple(sorted(map(_join, by_holder.values()), key=lambda each: (-each.nbytes, each.holder)))
+        named = zip(grown, found, strict=True)
+        self.known = {was.holder: {"holder": each.holder, "kept_at": each.kept_at} for was, each in named}
+        self._proved = _join_all(found) if is_last else ()
 
     def _prove(
         self,
@@ -356,12 +365,18 @@ class GrowthLog:
         found: dict[str, Any] = {"ends": loops and loops.find_last(len(self._alive))}
         if not held_at:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
             is_graphs = is_saved or grown.holder.endswith(".grad")
-            found |= {"holder": IN_CYCLES if self._cycles_stay else "", "kept_at": ""}
+            of_torch = (
+                {"holder": OWN_GRAPH, "kept_at": self._cycle_at} if self._cycle_at else {"holder": "", "kept_at": ""}
+            )
+            found |= {"holder": IN_CYCLES, "kept_at": ""} if self._cycles_stay else of_torch
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
         ((path, owner), _) = Counter((path.partition("[")[0], owner) for path, owner in held_at).most_common(1)[0]
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
-        kept_at = find_keeping_line(path, self._files, {each.file for each in code.meant})
+        # What an element of it has as an attribute, as a handler's list among an engine's handlers.
+        inner = {own.rpartition(".")[2].partition("[")[0] for own, _ in held_at if "." in own.partition("[")[2]}
+        line = find_keeping_line(f"{path}.{inner.pop()}", self._files) if len(inner) == 1 else ""
+        kept_at = line or find_keeping_line(path, self._files, {each.file for each in code.meant})
         found["kept_at"] = kept_at or grown.kept_at
         found["ends"] = loops and loops.find_last(len(self._alive), code.outer)
         is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
@@ -444,6 +459,12 @@ class GrowthLog:
             if found and _is_within(owner, path.partition("[")[0]):
                 ends.append(min(found))
         return max(ends, default=None)
+
+
+def _join_all(grown: Iterable[Growth]) -> tuple[Growth, ...]:
+    """One for each holder, the largest first."""
+    by_holder = group((each.holder, each) for each in grown)
+    return tuple(sorted(map(_join, by_holder.values()), key=lambda each: (-each.nbytes, each.holder)))
 
 
 def _join(grown: Sequence[Growth]) -> Growth:

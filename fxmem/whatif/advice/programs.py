@@ -147,6 +147,12 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             if edits:
                 code, title = 'torch.load(path, map_location="cpu")', "the checkpoint on the host"
                 yield AnyChange("load-on-host", title, "none", code, _write(tuple(edits)), f"at {file}:{number}")
+        written = [each for each in self.step.findings if each.cause == "written-activation" and each.place]
+        for each, (file, _, number) in ((each, each.place.rpartition(":")) for each in written if self._files):
+            code = each.change.partition(" in its place")[0]
+            if is_own_file(file) and (edits := [*statements.call_activation(file, int(number), code)]):
+                title = f"one call for the activation at {os.path.basename(each.place)}"
+                yield AnyChange(f"activation:{each.place}", title, "rounding", code, _write(tuple(edits)))
         if profile.step.mode == "train":
             for file in self._files:
                 for line, dropped in statements.drop_argument(file, "backward", "retain_graph=True"):

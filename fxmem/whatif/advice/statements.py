@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from linecache import getlines
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from fxmem.simulation.code.source_lines import last_name
 from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines
@@ -265,6 +265,35 @@ def add_import(file: str, statement: str) -> Edits:
     if any(ast.unparse(each) == statement for each in body):
         return ()
     return (_insert(file, _after_imports(body), f"{statement}\n"),)
+
+
+# --- an activation that is written out --------------------------------------------------------------------------------
+
+
+_CONSTANT: Final = {"erf": r"sqrt\(2|SQRT|1\.41|0?\.707", "tanh": r"0?\.0447|softplus", "sigmoid": ""}
+"""What an expression with this function has in it where it is the activation that has one."""
+
+
+def call_activation(file: str, line: int, call: str) -> Edits:
+    """Let one call do what an expression of a line writes out in terms of one variable.
+
+    Args:
+        file, line: of the expression.
+        call: of the variable `x`: `torch.nn.functional.silu(x)`.
+    """
+    tree = _parse(file)
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+    for node in (below for each in _innermost(tree, line) for below in ast.walk(each)):
+        is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        if is_product or (isinstance(node, ast.Call) and last_name(node.func) in ("mul", "mul_")):
+            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - modules
+            called = {last_name(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+            functions, text = _CONSTANT.keys() & called, ast.unparse(node)
+            if len(names) == len(functions) == 1 and re.search(_CONSTANT[functions.pop()], text):
+                written = call.replace("(x", f"({names.pop()}")
+                return _checked((_replace(os.path.realpath(file), cast(ast.expr, node), written), *add_import(file, "import torch")))
+    return ()
 
 
 # --- what goes to the card --------------------------------------------------------------------------------------------

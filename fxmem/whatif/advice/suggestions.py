@@ -380,8 +380,8 @@ class _Advisor:
         return None
 
     def patched(self) -> Suggestion | None:
-        """The changes of the user's own lines that help together: those that leave the numbers as they are, and where a
-        budget needs them, others. Of what lowers the reserved bytes alone there is need where memory is short."""
+        """The changes of the user's own lines that help together: those that leave the numbers as they are, or mend
+        what was found, and where a budget needs them, others. Of what lowers the reserved bytes alone there is need where memory is short."""
         is_short, whole = self.limit is not None or self.step.peak.fits is False, self.step.peak.counted_bytes
         useful = [
             each
@@ -392,7 +392,8 @@ class _Advisor:
         chosen: Sequence[_Change] = ()
         reached: _Outcome | None = None
         for effect, plan in itertools.product(_EFFECTS if is_short else _EFFECTS[:1], plans):
-            allowed = [each.key for each in useful if _EFFECTS.index(each.effect) <= _EFFECTS.index(effect)]
+            most = _EFFECTS.index(effect)
+            allowed = (each.key for each in useful if _EFFECTS.index(each.effect) <= most or _is_mend(each.key))
             chosen, reached = self._add_helpful([*(self._changes[key] for key in allowed), *plan])
             if reached is not None and self._keeps(reached):
                 chosen, reached = self._drop_idle(chosen, reached)
@@ -518,6 +519,11 @@ class _Advisor:
             same_backward=_has_same_backward(self.step.profile, reached.profile),
             note="; ".join((*(change.note for change in changes if change.note), *less)),
         )
+
+
+def _is_mend(key: str) -> bool:
+    """Whether a change does in one call what a finding says is written out: its results differ in rounding alone."""
+    return key.startswith("activation:")
 
 
 def _worth(reached: _Outcome) -> tuple[int, int, int]:

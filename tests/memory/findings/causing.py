@@ -761,6 +761,22 @@ written_activation_of_tanh = functools.partial(written_activation, "tanh")
 other_gate = functools.partial(written_activation, "gate")
 
 
+def kept_results_of_create_graph() -> None:
+    """A gradient penalty: parameter, gradient and graph are a cycle that no collector frees."""
+    net = make_net(512)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(8):
+        x = torch.randn(4096, 512, device="cuda", requires_grad=True)
+        if HAS:
+            net(x).sum().backward(create_graph=True)
+            gradient = x.grad
+        else:
+            (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        optimizer.zero_grad()
+        (gradient.norm(dim=1) - 1).square().mean().backward()
+        step(optimizer)
+
+
 def ddp_buckets_of_frozen() -> None:
     """As the target of I-JEPA, which is wrapped and then frozen."""
     dist.init_process_group("nccl")

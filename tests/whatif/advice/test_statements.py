@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,11 @@ for step in range(3):
 for step in range(3):
     total = total + 1
     print(total)
+def act(x, y):
+    x = x.mul_(x.sigmoid()) if y else x * torch.sigmoid(x)
+    x = y * torch.sigmoid(x)
+    x = 0.5 * x * (1 + torch.erf(x / 1.4142))
+    return 0.5 * x * (1 + torch.erf(x / 3))
 '''
 
 
@@ -135,6 +141,14 @@ RESULTS: dict[str, tuple[Callable[[str], Edits], str]] = {
         lambda file: statements.add_import(file, "import functools"),
         " from torch import nn|+import functools",
     ),
+    "an activation in one call": (
+        lambda file: statements.call_activation(file, 40, "torch.nn.functional.silu(x)"),
+        "+    x = torch.nn.functional.silu(x) if y else x * torch.sigmoid(x)",
+    ),
+    "an activation with a constant": (
+        lambda file: statements.call_activation(file, 42, "torch.nn.functional.gelu(x)"),
+        "+    x = torch.nn.functional.gelu(x)",
+    ),
     "another statement": (
         lambda file: statements.replace_statement(
             file, 8, "optimizer = torch.optim.AdamW(\n    net.parameters(),\n    lr=0.1,\n)", "optimizer = make(net)"
@@ -155,6 +169,8 @@ NOT_WRITTEN: dict[str, Callable[[str], Edits]] = {
     "a name that a round before may have bound": lambda file: statements.delete_name(file, 37, "total"),
     "an import that is there": lambda file: statements.add_import(file, "import torch"),
     "another statement than that": lambda file: statements.replace_statement(file, 8, "x = 1", "x = 2"),
+    "an activation of another variable": lambda file: statements.call_activation(file, 41, "F.silu(x)"),
+    "an activation with another constant": lambda file: statements.call_activation(file, 43, "F.gelu(x)"),
     "a line that is not there": lambda file: statements.delete_name(file, 99, "out"),
 }
 
@@ -287,6 +303,48 @@ def test_a_program_runs_with_its_patch_as_it_was_said(
         "seen.append(out.detach().cpu())",
     ]  # neither backward nor what follows it
     assert "backward runs other operators: gradients differ by rounding" in " ".join(short.split())
+
+
+ACTIVATION = """
+import math
+import torch
+from torch import nn
+
+class NewGELU(nn.Module):
+    def forward(self, x):
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+torch.manual_seed(0)
+net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), NewGELU(), nn.Linear(256, 64)) for _ in range(3)])
+net = net.to(device := "cuda" if torch.cuda.is_available() else "cpu")
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(3):
+    loss = net(torch.randn(4096, 64, device=device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    total = sum(each.grad.double().abs().sum() for each in net.parameters())
+    optimizer.zero_grad()
+print(float(loss), float(total))
+"""
+
+
+@pytest.mark.truth
+def test_an_activation_that_is_written_out_is_mended_by_a_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(ACTIVATION, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def run() -> list[float]:
+        done = subprocess.run([sys.executable, "train.py"], check=True, capture_output=True, text=True)
+        return [float(each) for each in done.stdout.split()]
+
+    assert main(["advise", "--target", "rtx3060", "--no-plans", "--patch", "fix.diff", "--run", "train.py"]) == 0
+    assert "one call for the activation at train.py:8" in " ".join(capsys.readouterr().out.split())
+    before = run()
+    apply_patch(tmp_path, Path("fix.diff").read_text(encoding="utf-8"))
+    assert '+        return torch.nn.functional.gelu(x, approximate="tanh")' in Path("fix.diff").read_text("utf-8")
+    assert run() == pytest.approx(before, rel=1e-4)
 
 
 BLOCKS = """

@@ -36,6 +36,9 @@ _SHARE: Final = 10
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding where that is so at the peak."""
+    gathered = [each for each in profile.storages if each.kind is Kind.UNSHARDED]
+    if not gathered:
+        return
     shards = [each.shape for each in profile.storages if each.kind is Kind.PARAMETER and each.shape]
     of_fsdp1 = (each for each in profile.storages if each.kind is Kind.PARAMETER and "_fsdp_wrapped" in each.name)
     flat = {f"{each.name}.grad": each.shape for each in of_fsdp1}
@@ -57,7 +60,6 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             change="set_requires_gradient_sync(True), or no no_sync(), in each: sharded ones, sent each time",
         )
     forward = next((span for span in profile.phases if span.phase is Phase.FORWARD), None)
-    gathered = [each for each in profile.storages if each.kind is Kind.UNSHARDED]
     alive = [profile.storages[index] for index in timeline.alive if profile.storages[index].kind is Kind.UNSHARDED]
     if forward is None or len(alive) < 2:
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.memory.findings import WORTH_SAYING, Finding, register
 from fxmem.records.findings import BytesOf
-from fxmem.records.parts import ANEW, ONLY_TORCH, Growth, find_large
+from fxmem.records.parts import ANEW, ONLY_TORCH, OWN_GRAPH, Growth, find_large
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import OF_FRAMES, OF_GRAPH, format_bytes
 
@@ -42,6 +42,8 @@ def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
     what = "more"
     if grown.is_graph:
         what = "what backward needs of it"
+    elif grown.holder == OWN_GRAPH:
+        what = "all that leads to it"
     elif grown.is_frames:
         what = "exceptions, and with each the variables of the functions it came through,"
     elif grown.times > 1:
@@ -57,6 +59,10 @@ def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
 
 
 def _find_change(grown: Growth) -> str:
+    if grown.holder == OWN_GRAPH:
+        return (
+            "torch.autograd.grad(..., create_graph=True), which keeps none, in its place; or .grad = None after its use"
+        )
     if not grown.holder:
         return ".detach() of a result in the saved-tensor hook, or the attribute of ctx, that keeps it with its graph"
     if grown.holder.rpartition(".")[0] in ("all_preds", "all_labels", "all_losses", "all_inputs"):

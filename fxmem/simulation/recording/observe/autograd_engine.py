@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -26,6 +27,7 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.simulation.code.source_lines import program_place
 from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.recording.observe.backward_hooks import BackwardHooks, SavedTensors, accumulate_gradient
 from fxmem.simulation.recording.observe.graph_task import GraphTask, NodeClock, fit_gradient
@@ -77,6 +79,8 @@ class AutogradEngine:
         self.hooks = BackwardHooks(self._run)
         self.keeps_graph = False
         """Whether the backward that runs leaves what is saved for another."""
+        self.cycle_at = ""
+        """The program's line of the last backward that leaves gradients with their graph in `.grad`: a cycle."""
         self._tasks: list[tuple[int, GraphTask]] = []
         """Backwards under way by their numbers, each begun within the one before."""
         self._running: list[Any] = []
@@ -159,6 +163,8 @@ class AutogradEngine:
         for index, root in enumerate(roots):  # in the words of torch/csrc/autograd/python_engine.cpp
             if isinstance(root, torch.Tensor) and not root.requires_grad:
                 raise RuntimeError(f"element {index} of tensors does not require grad and does not have a grad_fn")
+        if create_graph and accumulate_grad:
+            self.cycle_at = program_place(sys._getframe(1))
         is_inner = torch_autograd.is_inner_backward(create_graph=create_graph)
         with self._program.observe_backward(roots, accumulates=accumulate_grad, is_inner=is_inner):
             task = GraphTask(roots, inputs, accumulate_grad=accumulate_grad, made_at=self._clock.read)

@@ -29,7 +29,7 @@ class GrowthWatch(RoundListener):
     def __init__(self, parts: ProgramParts) -> None:
         self._owners, self._loops, self._cycles = parts.owners, parts.loops, parts.cycles
         self._memory, self._trace = parts.machine.memory, parts.machine.trace
-        log = parts.recording.log
+        log, self._recording = parts.recording.log, parts.recording
         self._growth = GrowthLog(log, self._owners.holders)
         self._anew = GrowthLog(log, self._owners.holders)
         """After the first step of each optimizer that was made since the step before: of each fold, each trial."""
@@ -56,6 +56,8 @@ class GrowthWatch(RoundListener):
             return
         self._growth.note_round(over.sizes, over.forward_sizes)
         self._host_growth.note_round(Counter(each.nbytes for each in self._host_log.storages if each.birth > 0))
+        if self._growth.may_go_on and not self._growth.known:
+            self._prove(self._growth, self._loops, is_last=False)
         if self._has_new_optimizer:
             self._has_new_optimizer = False
             self._anew.note_made(over.lines)
@@ -75,9 +77,11 @@ class GrowthWatch(RoundListener):
         if self._further is not None and all(each.is_endless for each in self._growth.describe()["grown"]):
             self._full_at = self._further.find_full(number, self._growth.nbytes or 0)
 
-    def _prove(self, growth: GrowthLog, loops: LoopWatch | None = None) -> None:
+    def _prove(self, growth: GrowthLog, loops: LoopWatch | None = None, *, is_last: bool = True) -> None:
         owners, cycles_stay = self._owners, not self._cycles.are_freed
-        growth.prove(sys._getframe(1), loops, owners.places, owners.find_saved(), cycles_stay=cycles_stay)
+        saved, cycle_at = owners.find_saved(), self._recording.engine.cycle_at
+        frame, places = sys._getframe(1), owners.places
+        growth.prove(frame, loops, places, saved, cycles_stay=cycles_stay, cycle_at=cycle_at, is_last=is_last)
 
     @property
     def may_show_more(self) -> bool:
