@@ -45,7 +45,7 @@ def give_program(words: Sequence[str], parser: argparse.ArgumentParser) -> list[
             own += [word] if "=" in word else [word, next(left, "")]
         else:
             rest.append(word)
-    if words[0] == "max-batch" and not any("{}" in word for word in own):
+    if words[0] == "max-batch" and not any("{" in word for word in own):
         own += ["--batch", "{}"]
     folder = tempfile.mkdtemp(prefix=_FOLDER)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -69,6 +69,8 @@ class Space(Record):
     dim: str = "batch"
     """The dimension of sizes, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs; of
     a generation also `context`, its prompt and its new tokens together; of a program its argument."""
+    other: str = Field(default="", exclude_if=lambda value: not value)
+    """The second argument of a program that varies, whose sizes are `Settings.length`; empty for one."""
     resized: Many[str] = ()
     """The dimensions that vary together, each as `NAME:AXIS`; of a program none are known."""
     limit: Size | None = None
@@ -91,10 +93,11 @@ class Settings(Record):
     size: Size | None = None
     """Of `Space.dim`; None: as it was given. Of a mesh, what a rank takes at a time."""
     length: Size | None = None
+    """As `Space.length`, or of `Space.other`."""
     precision: str = NONE
     checkpoints: str = NONE
     mesh: str = NONE
-    """All four as in `Space`."""
+    """All three as in `Space`."""
     accumulate: Size = 1
     """Micro-batches to an optimizer step."""
 
@@ -197,8 +200,9 @@ class Fits(Viewed, Headed, Versioned):
     """How many plans were carried out on a stand-in and analysed to find those of the points."""
     largest: Size | None = None
     """The largest size found to fit; the next one was analysed, too, and does not (unless it is `Space.limit`). Some
-    larger one, up to `last_possible`, may fit all the same: it depends on how the allocator's pieces fall. None:
-    nothing that was tried fits, or no size was asked for."""
+    larger one, up to `last_possible`, may fit all the same: it depends on how the allocator's pieces fall. Of two sizes
+    that vary, the first where both grow together (`border` has the others). None: nothing that was tried fits, or no
+    size was asked for."""
     positions: Size | None = Field(default=None, exclude_if=lambda value: value is None)
     """Rows of the model's table of positions, which varies with the size: beyond them a real run fails, which no
     analysis sees. None: it has no such table, or none that is known."""
@@ -247,6 +251,24 @@ class Fits(Viewed, Headed, Versioned):
         if not self.per_sample_bytes or self.per_sample_bytes < 0 or self.constant_bytes is None:
             return None
         return max((self.points[0].room_bytes - self.constant_bytes) // self.per_sample_bytes, self.largest or 0)
+
+    @property
+    def border(self) -> tuple[tuple[Point, Point | None], ...]:
+        """Where two sizes vary, the points that fit and have no other that fits and is as large in both; each with the
+        nearest one that is as large in both and does not fit, None where the limit was reached. The smallest second
+        size first."""
+
+        def is_within(one: Point, other: Point) -> bool:
+            return (one.size or 0) <= (other.size or 0) and (one.length or 0) <= (other.length or 0)
+
+        fitting = [each for each in self.points if each.fits]
+        outer = [each for each in fitting if not any(is_within(each, other) for other in fitting if other != each)]
+
+        def find_above(of: Point) -> Point | None:
+            above = (each for each in self.points if not each.fits and is_within(of, each))
+            return min(above, key=lambda each: (each.size or 0) * (each.length or 0), default=None)
+
+        return tuple((each, find_above(each)) for each in sorted(outer, key=lambda each: each.length or 0))
 
     @property
     def next_above(self) -> Point | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -26,14 +27,21 @@ from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.generation import AnyAnalysis, Generation
 from fxmem.whatif.fits import Measuring
-from fxmem.whatif.program_step import PLACE, ProgramStep, program_step
+from fxmem.whatif.program_step import ProgramStep, fill_place, program_step
 from fxmem.whatif.source import Change, ModelSource, Resizing, Source, StepSource, open_source, take_step
 
 # --- the search for the largest size that fits, over any function that measures a size --------------------------------
 
 
 def search(
-    measure: Callable[[int], Point], room: int, *, start: int, limit: int, also: tuple[int, ...] = (), unit: int = 1
+    measure: Callable[[int], Point],
+    room: int,
+    *,
+    start: int,
+    limit: int,
+    also: tuple[int, ...] = (),
+    unit: int = 1,
+    grain: int = 1,
 ) -> list[Point]:
     """Measure sizes until one that fits stands beside one that does not; return the points in that order.
 
@@ -48,7 +56,8 @@ def search(
     A size at which the model cannot run does not fit; one below every size that ran is taken to be too small for it.
 
     With a `unit` above 1 a size may be the side of an image: multiples of it come first, the line is in the power of
-    the size that three points are nearest to, and before there are three, a size is at most eight times what fits.
+    the size that three points are nearest to, and before there are three, a size is at most eight times what fits. With
+    a `grain` it ends with neighbours that are so far apart.
 
     What is interrupted says between which sizes it was, in a note of the exception.
     """
@@ -56,7 +65,7 @@ def search(
     try:
         for size in (start, *also):
             points[size] = measure(size)
-        _narrow(points, measure, room, limit, unit)
+        _narrow(points, measure, room, limit, unit, grain)
     except BaseException as error:
         if points:
             below, above = _bracket(points, limit)
@@ -65,11 +74,13 @@ def search(
     return list(points.values())
 
 
-def _narrow(points: dict[int, Point], measure: Callable[[int], Point], room: int, limit: int, unit: int) -> None:
+def _narrow(
+    points: dict[int, Point], measure: Callable[[int], Point], room: int, limit: int, unit: int, grain: int
+) -> None:
     """Measure on until one that fits stands beside one that does not."""
     below, above = _bracket(points, limit)
     guided, before = True, 0
-    while above - below > 1:
+    while above - below > grain:
         size = _propose_size(points, room, below, above, guided=guided, limit=limit, unit=unit)
         points[size] = measure(size)
         doubled, left, before = 2 * before, above - below, below
@@ -80,7 +91,7 @@ def _narrow(points: dict[int, Point], measure: Callable[[int], Point], room: int
 def _bracket(points: Mapping[int, Point], limit: int) -> tuple[int, int]:
     """Return the largest size known to fit and the smallest known not to. The first is 0 if there is none, or a size
     too small to run; the second at most `limit + 1`."""
-    smallest_run = min(size for size, point in points.items() if point.counted_bytes is not None)
+    smallest_run = min((size for size, point in points.items() if point.counted_bytes is not None), default=0)
     below = max((size for size, point in points.items() if point.fits or size < smallest_run), default=0)
     return below, min((size for size, point in points.items() if size > below and not point.fits), default=limit + 1)
 
@@ -180,6 +191,8 @@ _POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")
 """Endings of what transformers calls a table of positions."""
 _UNIT = 32
 """What a program's size is a multiple of where that is open: networks halve an image's side up to five times."""
+_SHARES = tuple(map(Fraction, ("1/4", "1/2", "2", "4")))
+"""Of the second of two sizes where both grow together: at each, the largest first one is looked for, too."""
 _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
 read it."""
@@ -252,22 +265,30 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
     room = _find_room(own, budget)
     _check_step(step, goal, change)
     source, card, resized = open_source(step, dim=dim, change=change), own, tuple[str, ...]()
+    other, starts = "", [start]
     if isinstance(source, ModelSource):
-        start, resized = source.new_tokens + source.sizes.size, source.sizes.names
+        starts, resized = [source.new_tokens + source.sizes.size], source.sizes.names
     elif isinstance(step, ProgramStep):  # with a budget, it finds itself on a card that leaves it so much
-        dim, card = step.program.varied or "size", give_room(own, room)
-    space = Space(question="largest", dim=str(dim), resized=resized, limit=limit, is_budget=budget is not None)
-    work, first = Measuring(source, space, [card], room), min(start, limit)
-    at_first = source.run(source.at(card, size=first), card)  # a step that raises here ends the search
+        starts = [each or start for each in step.program.starts.values()]
+        (dim, *others), card = step.program.varied or ("size",), give_room(own, room)
+        other = "".join(others)
+    is_budget = budget is not None
+    space = Space(question="largest", dim=str(dim), other=other, resized=resized, limit=limit, is_budget=is_budget)
+    work, first = Measuring(source, space, [card], room), _at([min(each, limit) for each in starts])
+    at_first = source.run(source.at(card, **first), card)  # a step that raises here ends the search
     if isinstance(step, ProgramStep):
         record = at_first.profile.step.model_copy(update={"program": None})
         fields = {"model": step.program.name, "target": own, "step": record}
         about: Profile = at_first.profile.model_copy(update=fields)
     else:
         about = step.profile
-    points = _measure_sizes(work, {first: at_first}, limit=limit, goal=goal, tell=progress or (lambda _: None))
-    largest = _find_largest(points)
-    slope, constant, error = fit_line(points, largest) or (None, None, None)
+    tell = progress or (lambda _: None)
+    if other:
+        points, largest = _measure_border(work, first, at_first, limit, tell)
+    else:
+        points = _measure_sizes(work, {first["size"]: at_first}, limit=limit, goal=goal, tell=tell)
+        largest = _find_largest(points)
+    slope, constant, error = (None if other else fit_line(points, largest)) or (None, None, None)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
     table, positions = _find_positions(source)
     notes = (*_note_positions(source, table, positions, largest), *_note_standstill(source, points))
@@ -280,7 +301,7 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
         per_sample_bytes=slope,
         constant_bytes=constant,
         line_error_bytes=error,
-        monotone=counted == sorted(counted) if len(counted) > 1 else None,
+        monotone=counted == sorted(counted) if len(counted) > 1 and not other else None,
         assumptions=(*notes, *about.missing_loss),
     )
 
@@ -312,7 +333,7 @@ def _measure_sizes(
 
     def measure(size: int) -> Point:
         point = work.measure_one(work.source.at(card, size=size), known.get(size))
-        tell(_describe_point(work.space.dim, point))
+        tell(_describe_point(work.space, point))
         return point
 
     unit = _UNIT if isinstance(work.source, StepSource) else 1
@@ -322,11 +343,49 @@ def _measure_sizes(
     quarters = {each // unit * unit if each > unit else each for each in quarters} - {0} - tried
     for made in work.measure(work.source.at(card, size=size) for size in sorted(quarters)):
         points += made
-        tell(_describe_point(work.space.dim, made[0]))
+        tell(_describe_point(work.space, made[0]))
     points.sort(key=_size)
     while goal == "throughput" and (between := _propose_enough(points)) is not None:
         points = sorted([*points, measure(between)], key=_size)
     return points
+
+
+def _at(sizes: Sequence[int]) -> dict[str, int]:
+    """The settings that have one size, or two."""
+    return dict(zip(("size", "length"), sizes, strict=False))
+
+
+def _measure_border(
+    work: Measuring, first: Mapping[str, int], at_first: ProfiledStep, limit: int, tell: Callable[[str], None]
+) -> tuple[list[Point], int | None]:
+    """Where two sizes vary: both grown together from the first, as far as they fit; then at shares of that second size
+    the largest first one. All points, and that first size of both together.
+
+    Sizes are multiples of the powers of two that the first ones are, up to `_UNIT`: others may be no sizes at all.
+    """
+    (card,), room = work.cards, work.room or 0
+    (one, other), made = first.values(), dict[tuple[int, int], Point]()
+    grain, grain_of_other = (math.gcd(each, _UNIT) for each in (one, other))
+
+    def measure(size: int, beside: int) -> Point:
+        if (size, beside) not in made:
+            at = work.source.at(card, **_at([size, beside]))
+            made[size, beside] = point = work.measure_one(at, at_first if (size, beside) == (one, other) else None)
+            tell(_describe_point(work.space, point))
+        return made[size, beside]
+
+    def round_other(size: Fraction) -> int:
+        return max(round(size / grain_of_other), 1) * grain_of_other
+
+    def measure_both(size: int) -> Point:
+        return measure(size, round_other(Fraction(other * size, one)))
+
+    largest = _find_largest(search(measure_both, room, start=one, limit=limit, unit=grain, grain=grain))
+    for share in _SHARES if largest is not None else ():
+        beside = round_other(Fraction(other * (largest or 0), one) * share)
+        guess = min(max(round((largest or 0) / share / grain), 1) * grain, limit // grain * grain)
+        search(partial(measure, beside=beside), room, start=guess, limit=limit, unit=grain, grain=grain)
+    return sorted(made.values(), key=lambda each: (each.length or 0, _size(each))), largest
 
 
 def _propose_enough(points: Sequence[Point]) -> int | None:
@@ -409,13 +468,16 @@ def _note_standstill(source: Source, points: Sequence[Point]) -> Iterator[Assump
     """A program may not use what it is given: too little data, or another argument."""
     ran = [point for point in points if point.counted_bytes is not None]
     same = [_size(point) for point in ran if point.counted_bytes == ran[-1].counted_bytes]
-    if isinstance(source, StepSource) and same and 4 * same[-1] >= 5 * same[0]:  # less may be the allocator's rounding
+    is_one = all(point.length is None for point in points)
+    if (
+        isinstance(source, StepSource) and is_one and same and 4 * same[-1] >= 5 * same[0]
+    ):  # less may be the allocator's rounding
         text = f"the peak does not grow from {same[0]} on: the program has no more data, or does not use the size"
         yield Assumption(topic="size", text=text)
 
 
-def _describe_point(dim: str, point: Point) -> str:
-    what = dim.replace(PLACE, str(point.size)) if PLACE in dim else f"{dim} {point.size}"
+def _describe_point(space: Space, point: Point) -> str:
+    what = fill_place(space.dim, point.size) + (f" {fill_place(space.other, point.length)}" if space.other else "")
     if point.counted_bytes is None:
         return f"{what}: cannot run"
     return f"{what}: {format_bytes(point.counted_bytes)}, {FITS_WORDS[point.fits]} {format_bytes(point.room_bytes)}"

@@ -11,9 +11,10 @@ import functools
 import io
 import linecache
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -147,8 +148,17 @@ def _after_autocast(original: Callable[..., None]) -> Callable[..., None]:
 # --- a user's program, which can be run again with something changed --------------------------------------------------
 
 
-PLACE = "{}"
+def fill_place(argument: str, size: int | None) -> str:
+    """An argument with a size in its place; where it has none, the size after it."""
+    return _PLACES.sub(str(size), argument) if _PLACES.search(argument) else f"{argument} {size}"
+
+
+PLACE: Final = "{}"
 """Stands in a program's arguments for the size that varies."""
+_PLACES: Final = re.compile(r"\{(\w*)(?:=(\d+))?\}")
+"""The same, and one with a name and perhaps the size that is tried first: `{height=512}`. One name is one size."""
+_NAMED_START: Final = 256
+"""Size with a name that is tried first unless another is said: networks for images and films run at it."""
 _SHOWN = 20
 """Lines of its output that are shown of a program that failed."""
 
@@ -182,23 +192,42 @@ class ProgramCommand:
         return self.launch.command
 
     @property
-    def varied(self) -> str:
-        """The argument that varies, with its option before it. Raises UsageError where there is none."""
-        arguments = self.launch.arguments
-        at = next((number for number, word in enumerate(arguments) if PLACE in word), None)
-        if at is None:
+    def starts(self) -> dict[str, int | None]:
+        """By name of each size that varies, the one that is tried first; of one without a name, none is known. Raises
+        UsageError where there is none, or more than two."""
+        found: dict[str, int | None] = {}
+        for name, start in _PLACES.findall(" ".join(self.launch.arguments)):
+            found[name] = int(start) if start else found.get(name, _NAMED_START if name else None)
+        found = {"": None} if "" in found else found  # the braces of the others are the program's own
+        if not found:
             raise UsageError(
                 f"expected {PLACE} among the program's arguments, in the place of the size that varies: --run "
                 f"{self.launch.command} --batch-size {PLACE}"
             )
-        has_option = at > 0 and arguments[at] == PLACE and arguments[at - 1].startswith("-")
-        return " ".join(arguments[at - has_option : at + 1])
+        if len(found) > 2:
+            raise UsageError(f"expected one or two sizes that vary, got {', '.join(found)}")
+        return found
 
-    def at_size(self, size: int, target: Target) -> ProgramCommand:
-        """The same program with a size in its place, on another target."""
-        arguments = tuple(word.replace(PLACE, str(size)) for word in self.launch.arguments)
-        typed = self.launch.typed.replace(PLACE, str(size))
-        launch = dataclasses.replace(self.launch, arguments=arguments, typed=typed)
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The arguments that vary, each with its option before it, by size. Raises UsageError as `starts`."""
+        arguments, found = self.launch.arguments, list[str]()
+        for name in self.starts:
+            at = next(n for n, word in enumerate(arguments) if name in (each for each, _ in _PLACES.findall(word)))
+            has_option = at > 0 and _PLACES.fullmatch(arguments[at]) and arguments[at - 1].startswith("-")
+            found.append(" ".join(arguments[at - bool(has_option) : at + 1]))
+        return tuple(found)
+
+    def at_sizes(self, sizes: Sequence[int], target: Target) -> ProgramCommand:
+        """The same program with sizes in their places, on another target."""
+        by_name = dict(zip(self.starts, map(str, sizes), strict=True))
+
+        def fill(text: str) -> str:
+            return _PLACES.sub(lambda place: by_name.get(place[1], place[0]), text)
+
+        launch = dataclasses.replace(
+            self.launch, arguments=tuple(map(fill, self.launch.arguments)), typed=fill(self.launch.typed)
+        )
         return dataclasses.replace(self, launch=launch, target=target)
 
     def run(self, edits: ProgramEdits = AS_IT_IS) -> Report:
@@ -246,8 +275,9 @@ class ProgramFunction:
     target: Target
     options: Mapping[str, Any]
     """Further ones of `fxmem.record`."""
-    varied: ClassVar[str] = ""
+    varied: ClassVar[tuple[str, ...]] = ()
     """The size is the function's argument."""
+    starts: ClassVar[Mapping[str, int | None]] = {"": None}
 
     def __post_init__(self) -> None:
         if isinstance(self.call, torch.nn.Module):
@@ -261,9 +291,9 @@ class ProgramFunction:
         """What the function is called."""
         return getattr(self.call, "__qualname__", type(self.call).__name__)
 
-    def at_size(self, size: int, target: Target) -> ProgramFunction:
+    def at_sizes(self, sizes: Sequence[int], target: Target) -> ProgramFunction:
         """The function with a size, on another target."""
-        return dataclasses.replace(self, call=functools.partial(self.call, size), target=target)
+        return dataclasses.replace(self, call=functools.partial(self.call, *sizes), target=target)
 
     def run(self, edits: ProgramEdits = AS_IT_IS) -> Report:
         """Record it with edits.

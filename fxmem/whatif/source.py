@@ -221,7 +221,7 @@ class StepSource:
         """The step with these settings on the card. A program runs where its profile is asked for."""
         step = self.step
         if isinstance(step, ProgramStep) and at.size is not None:
-            return ProgramStep(step.program.at_size(at.size, card))
+            return ProgramStep(step.program.at_sizes([at.size, *([] if at.length is None else [at.length])], card))
         return step if step.is_fixed or step.profile.target.capability == card.capability else step.vary(target=card)
 
     def count_samples(self, at: Settings) -> int | None:

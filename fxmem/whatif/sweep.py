@@ -134,7 +134,8 @@ def _ask_model(step: Analysis, grid: Space, plans: Mapping[str, Plan], cards: Se
 def _ask_program(step: ProgramStep, grid: Space, cards: Sequence[Target]) -> _Asked:
     if not grid.batch:
         raise UsageError("expected sizes of batch in the grid, for the {} among the program's arguments")
-    _ = step.program.varied
+    if len(step.program.starts) > 1:
+        raise UsageError("expected one size that varies in a grid; of two, fxmem max-batch finds what fits")
     source = StepSource(step)
     profile = source.run(source.at(cards[0], size=grid.batch[0]), cards[0]).profile
     ops = profile.model_dump_json(include={"ops", "storages", "target", "torch_version"})

@@ -30,9 +30,11 @@ from fxmem.records.units import format_bytes
 from fxmem.show.facts import find_fit
 from fxmem.show.plots import sizes_svg
 from fxmem.show.text.fits import fits_table
+from fxmem.simulation.program import Launch
 from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import guard
 from fxmem.whatif import card_fit, max_batch, proposals, sweep, verified_plan
+from fxmem.whatif.program_step import ProgramCommand
 from fxmem.whatif.source import find_resizing
 from tests.cores import two_cores
 
@@ -522,6 +524,63 @@ def test_max_batch_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ):
         with pytest.raises(UsageError, match=re.escape(message)):
             command(max_batch_command, "--target", "rtx4090", *wrong)
+
+
+SIDES = """
+import argparse
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--height", type=int)
+parser.add_argument("--width", type=int)
+sides = parser.parse_args()
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 1), torch.nn.ReLU(), torch.nn.Conv2d(32, 3, 1)).cuda()
+with torch.no_grad():
+    net(torch.zeros(1, 3, sides.height, sides.width, device="cuda"))
+"""
+
+
+@pytest.mark.truth
+def test_how_far_one_size_goes_beside_another(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sides.py").write_text(SIDES)
+    program = ("--run", str(tmp_path / "sides.py"), "--height", "{h=256}", "--width", "{w=512}")
+    words = ("--target", "rtx4090", "--budget", "1GiB", "--json", str(tmp_path / "fits.json"))
+    code, text = command(max_batch_command, *words, *program)
+    assert code == 0
+    assert "--height 256 --width 512: " in capfd.readouterr().err
+    fits = Fits.model_validate_json((tmp_path / "fits.json").read_text())
+    assert (fits.space.dim, fits.space.other) == ("--height {h=256}", "--width {w=512}")
+    assert len(fits.border) == 5
+    pixels = (1 << 30) // (2 * 32 * 4)  # before and after the ReLU, less the input and the allocator's rounding
+    for best, above in fits.border:
+        assert above is not None
+        assert best.size is not None
+        assert best.length is not None
+        assert (best.size % 32, best.length % 32) == (0, 0)
+        assert above.size in (best.size + 32, best.size)
+        assert f"h {best.size} with w {best.length}; {above.size} with {above.length} does not fit" in text
+        assert best.size * best.length < pixels < 1.2 * (above.size or 0) * (above.length or 0)
+    squares = {each.size * 2 == each.length for each, _ in fits.border if each.size == fits.largest}
+    assert squares == {True}
+    with pytest.raises(UsageError, match="expected --svg with one size that varies"):
+        command(max_batch_command, "--svg", str(tmp_path / "curve.svg"), *words[:2], *program)
+
+
+def test_the_places_of_sizes_have_names(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("")
+
+    def program(*arguments: str) -> ProgramCommand:
+        launch = Launch(str(tmp_path / "own.py"), arguments)
+        return ProgramCommand(launch, catalogue.target("t4"), steps=1)
+
+    sides = program("--side={side}", "--area", "{side}x{side}", "--frames", "{n=16}")
+    assert sides.starts == {"side": 256, "n": 16}
+    assert sides.varied == ("--side={side}", "--frames {n=16}")
+    assert sides.at_sizes([8, 9], sides.target).launch.arguments == ("--side=8", "--area", "8x8", "--frames", "9")
+    own_braces = program("--size", "{}", "--out", "{step}.png")
+    assert own_braces.starts == {"": None}
+    assert own_braces.at_sizes([8], own_braces.target).launch.arguments == ("--size", "8", "--out", "{step}.png")
+    with pytest.raises(UsageError, match="expected one or two sizes that vary, got a, b, c"):
+        _ = program("{a}", "{b}", "{c}").starts
 
 
 # --- budgets and cards ------------------------------------------------------------------------------------------------

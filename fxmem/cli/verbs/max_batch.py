@@ -2,12 +2,15 @@
 
 Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at about ten
 sizes; the curve of peak against size. Of a program the size stands as {} among its arguments: --run train.py
---batch-size {}; --batch is tried first. Exit code 4 if nothing fits, 1 if that is not known.
+--batch-size {}; --batch is tried first. Two that vary have names, each with the size that is tried first, 256 unless
+one is said: --height {h=512} --width {w=512} finds how far one goes beside the other. Exit code 4 if nothing fits, 1 if
+that is not known.
 
     fxmem max-batch torchvision:resnet50 --target rtx4090
     fxmem max-batch hf:GPT2LMHeadModel --dim seq
     fxmem max-batch hf:GPT2LMHeadModel --mode generate --prompt 512 --new 128
     fxmem max-batch --target rtx4090 --run train.py --batch-size {}
+    fxmem max-batch --target rtx4090 --run sample.py --height {height=512} --width {width=512}
 """
 
 from __future__ import annotations
@@ -69,6 +72,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     with Progress(options.quiet) as progress:
         step = analyze_subject(options, program, progress, again=True)
         from fxmem.whatif import max_batch, verified_plan
+        from fxmem.whatif.program_step import ProgramStep
+
+        if options.svg is not None and isinstance(step, ProgramStep) and len(step.program.starts) > 1:
+            raise UsageError("expected --svg with one size that varies: the curve has no second axis of sizes")
 
         curve = max_batch.max_batch(
             step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
@@ -78,7 +79,8 @@ def _subject(fits: Fits) -> Iterator[Fact]:
         yield Fact("Inputs", describe_inputs(fits.inputs) + varies, "inputs")
     yield Fact("Step", describe_step(fits.step), "step")
     if space.question == "largest":
-        yield Fact("Varies", f"{_label(fits)}: {', '.join(space.resized)}" if space.resized else space.dim)
+        varies = f"{_label(fits)}: {', '.join(space.resized)}" if space.resized else space.dim
+        yield Fact("Varies", " and ".join(filter(None, (varies, space.other))))
     if space.samples is not None:
         yield Fact("Batch", f"{space.samples} to an optimizer step, on all cards")
     yield Fact("Room", _describe_room(fits))
@@ -98,7 +100,29 @@ def _label(fits: Fits) -> str:
     return fits.space.dim if fits.space.dim in _ITEMS else "size"
 
 
+def _answer_border(fits: Fits) -> Iterator[Fact]:
+    """The sizes that fit, where two vary, one line for each second one."""
+    names, first = [_name_size(each) for each in (fits.space.dim, fits.space.other)], fits.points[0]
+    for best, above in fits.border:
+        found = f"{names[0]} {best.size} with {names[1]} {best.length}"
+        next_one = "" if above is None else f"; {above.size} with {above.length} {_FITS_NOT[above.fits]}"
+        yield Fact("Largest", found + next_one, tone="best")
+    if not fits.border:
+        yield Fact("Largest", f"none: not even {names[0]} {first.size} with {names[1]} {first.length}", tone="bad")
+        yield Fact("Why", first.obstacle)
+    yield Fact("Analysed", f"{len(fits.points)} pairs of sizes")
+
+
+def _name_size(argument: str) -> str:
+    """What a size of a program is called: by its place, `{height}`."""
+    found = re.search(r"\{(\w+)", argument)
+    return found[1] if found else "size"
+
+
 def _answer_size(fits: Fits) -> Iterator[Fact]:
+    if fits.space.other:
+        yield from _answer_border(fits)
+        return
     dim, largest, above, first = _label(fits), fits.largest, fits.next_above, fits.points[0]
     if largest is None:
         yield Fact("Largest", f"none: {dim} {first.size}, the smallest tried, {_FITS_NOT[first.fits]}", tone="bad")
@@ -204,12 +228,16 @@ def points_table(fits: Fits, *, full: bool = False, width: int = 100) -> Table:
         _Column("Card", lambda each: names.get(each.card, each.card), is_grid or of_cards, is_number=False),
         _Column("Room", lambda each: format_bytes(each.room_bytes), has_room and (is_grid or of_cards)),
         *(
-            _Column(name.capitalize(), partial(_setting, fits, name), is_number=False)
+            _Column(
+                (_name_size(fits.space.other) if fits.space.other else name).capitalize(),
+                partial(_setting, fits, name),
+                is_number=False,
+            )
             for name in (["mesh"] if of_meshes else varied)
         ),
         _Column("Batches", lambda each: f"{each.accumulate} x {each.size}", of_meshes),
         _Column(
-            "Size" if is_curve else "Batch",
+            _name_size(fits.space.dim).capitalize() if is_curve else "Batch",
             lambda each: str(each.size),
             not of_meshes and any(each.size is not None for each in fits.points),
         ),

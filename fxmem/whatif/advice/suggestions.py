@@ -381,7 +381,8 @@ class _Advisor:
 
     def patched(self) -> Suggestion | None:
         """The changes of the user's own lines that help together: those that leave the numbers as they are, or mend
-        what was found, and where a budget needs them, others. Of what lowers the reserved bytes alone there is need where memory is short."""
+        what was found, and where a budget needs them, others. Of what lowers the reserved bytes alone there is need
+        where memory is short."""
         is_short, whole = self.limit is not None or self.step.peak.fits is False, self.step.peak.counted_bytes
         useful = [
             each
