@@ -292,7 +292,9 @@ def call_activation(file: str, line: int, call: str) -> Edits:
             functions, text = _CONSTANT.keys() & called, ast.unparse(node)
             if len(names) == len(functions) == 1 and re.search(_CONSTANT[functions.pop()], text):
                 written = call.replace("(x", f"({names.pop()}")
-                return _checked((_replace(os.path.realpath(file), cast(ast.expr, node), written), *add_import(file, "import torch")))
+                return _checked(
+                    (_replace(os.path.realpath(file), cast(ast.expr, node), written), *add_import(file, "import torch"))
+                )
     return ()
 
 
