@@ -88,14 +88,16 @@ class Card(Record):
     """Where the memory figure was seen."""
 
 
+_TABLES: Final = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
+
+
 def _read_catalogue() -> dict[str, Card]:
-    tables = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
     reached: dict[tuple[str, str], Reached] = {}
-    for name, mode, row in ((name, *each) for name, modes in tables["reached"].items() for each in modes.items()):
+    for name, mode, row in ((name, *each) for name, modes in _TABLES["reached"].items() for each in modes.items()):
         micro = {f"{what}_seconds": row.pop(f"{what}_us") * 1e-6 for what in ("launch", "issue")}
         reached[name, mode] = Reached(**row, **micro)
     cards = {}
-    for name, row in tables["cards"].items():
+    for name, row in _TABLES["cards"].items():
         sets = row.pop("reached", {"infer": "any", "train": "any"})
         described = {field: row.pop(field) for field in row.keys() & Target.model_fields.keys()}
         cards[name] = Card(
@@ -170,16 +172,7 @@ class _Architecture(NamedTuple):
     threads_per_sm: int
 
 
-_ARCHITECTURES = {
-    (7, 0): _Architecture(96 << 10, 0, 32, 2048),
-    (7, 5): _Architecture(64 << 10, 0, 16, 1024),
-    (8, 0): _Architecture(164 << 10, 1024, 32, 2048),
-    (8, 6): _Architecture(100 << 10, 1024, 16, 1536),
-    (8, 9): _Architecture(100 << 10, 1024, 24, 1536),
-    (9, 0): _Architecture(228 << 10, 1024, 32, 2048),
-    (10, 0): _Architecture(228 << 10, 1024, 32, 2048),
-    (12, 0): _Architecture(100 << 10, 1024, 24, 1536),
-}
+_ARCHITECTURES = {tuple(row.pop("capability")): _Architecture(**row) for row in _TABLES["architectures"]}
 
 
 _RELEASE = re.compile(r"(.+?), ?torch=(.*)")

@@ -2,14 +2,14 @@
 
 A module of the folder is named for its plug-in (`memory_viz.py` gives `memory-viz`); its docstring's first line says
 what the plug-in is. Names and briefs are read from the files, so that `--help` imports no plug-in. A plug-in is
-imported when it is first used, and registers itself then.
+imported when it is first used, and registered then: by itself, or else as the name that all of the folder have for it.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -31,10 +31,13 @@ class Registry(Generic[Plugin]):
         package: full name of fxmem's own package of them.
         group: the group of entry points in which other packages name theirs; loading such an entry point has to
             register the plug-in.
+        own: what the plug-in is called in a module of fxmem's own that does not register it.
     """
 
-    def __init__(self, kind: str, package: str, group: str) -> None:
-        self.kind, self.package, self.group = kind, package, group
+    def __init__(self, kind: str, package: str, group: str, own: str = "") -> None:
+        self.kind, self.package, self.group, self._own = kind, package, group, own
+        self.add: Callable[[str, Any], None] = self.register
+        """Registers what such a module has."""
         self._registered: dict[str, Plugin] = {}
 
     @cached_property
@@ -63,7 +66,9 @@ class Registry(Generic[Plugin]):
         """
         if name not in self._registered:
             if name in self.briefs:
-                import_module(self._module(name))
+                module = import_module(self._module(name))
+                if name not in self._registered:
+                    self.add(name, getattr(module, self._own))
             elif name in self._entry_points:
                 self._entry_points[name].load()
         if name not in self._registered:
@@ -107,15 +112,15 @@ def to_brief(line: str) -> str:
 
 STRATEGIES: Registry[Any] = Registry("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
 """How regions are chosen. `fxmem.planning` says what is registered, the command line only names them."""
-EXPORTERS: Registry[Any] = Registry("format", "fxmem.show.export.formats", "fxmem.exporters")
+EXPORTERS: Registry[Any] = Registry("format", "fxmem.show.export.formats", "fxmem.exporters", "write")
 """Formats of other tools, likewise; `fxmem.show.export` says what is registered."""
-CAUSES: Registry[Any] = Registry("cause", "fxmem.memory.findings.causes", "fxmem.findings")
+CAUSES: Registry[Any] = Registry("cause", "fxmem.memory.findings.causes", "fxmem.findings", "find")
 """What may be wrong with a step, likewise; `fxmem.memory.findings` says what is registered."""
-PACKAGES: Registry[Any] = Registry("package", "fxmem.simulation.kernels.packages", "fxmem.packages")
+PACKAGES: Registry[Any] = Registry("package", "fxmem.simulation.kernels.packages", "fxmem.packages", "PACKAGE")
 """Kernels of other packages, likewise; `fxmem.simulation.kernels.packages` says what is registered."""
 LISTENERS: Registry[Any] = Registry("listener", "fxmem.simulation.run.listeners", "fxmem.listeners")
 """What is told of a program's rounds, likewise; `fxmem.simulation.run.listeners` says what is registered."""
-VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views")
+VIEWS: Registry[Any] = Registry("view", "fxmem.show.html.views", "fxmem.views", "view")
 """How a notebook shows a record: functions from the record to a fragment of HTML, by the name of its class
 (`compile-plan` would show `CompilePlan`)."""
 

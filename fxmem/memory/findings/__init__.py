@@ -1,7 +1,7 @@
 """What is wrong with a step, found in its record: each cause has a line of the user's code, its bytes and a change.
 
-Each cause is one module of `causes/`, which registers a function `(profile, timeline) -> findings` under the cause's
-name. These functions are pure, and need no torch. `register` adds a cause of your own. A cause says what is there and
+Each cause is one module of `causes/`, whose name it has, with a function `find(profile, timeline) -> findings`. These
+functions are pure, and need no torch. `register` adds a cause of your own. A cause says what is there and
 what it takes; its change is tried where the record is enough for that (`trials`), and `fxmem advise` tries others.
 """
 

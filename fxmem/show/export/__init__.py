@@ -1,7 +1,8 @@
 """A report as a file that another tool opens.
 
-Each format is one module of `formats/`, which registers a function `(profile, timeline, settings) -> str | bytes` under
-the format's name. These functions are pure, linear in what the report holds (but for sorting), and need no torch.
+Each format is one module of `formats/`, whose name it has, with a function `write(profile, timeline, settings) -> str`;
+one that gives bytes is registered by its module. These functions are pure, linear in what the report holds (but for
+sorting), and need no torch.
 `register` adds a format of your own.
 """
 
@@ -48,6 +49,9 @@ def register(name: str, write: Write, *, binary: bool = False) -> None:
         UsageError: another format has this name.
     """
     EXPORTERS.register(name, Exporter(name, write, binary))
+
+
+EXPORTERS.add = register
 
 
 def export(

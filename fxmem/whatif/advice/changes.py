@@ -37,6 +37,7 @@ from fxmem.whatif.advice.variant import (
     Outcome,
     Variant,
     describe_ranks,
+    known_change,
     place_change,
 )
 
@@ -46,13 +47,9 @@ from fxmem.whatif.advice.variant import (
 def made_changes(analysis: Analysis) -> Iterator[Change]:
     """Gradients freed by `zero_grad`, and forward without gradients."""
     if analysis.profile.step.mode == "infer":
-        code = "model.eval()\nwith torch.inference_mode():\n    out = model(x)"
-        yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _report_only(_no_grad_worth))
+        yield known_change("no-grad", _report_only(_no_grad_worth))
     elif analysis.request.optimizer is not None and _frees_gradients(analysis.request):
-        code = "optimizer.zero_grad(set_to_none=True)"
-        yield Change(
-            "set-to-none", "gradients freed, not filled with zeros", "none", code, _report_only(_zero_grad_worth)
-        )
+        yield known_change("set-to-none", _report_only(_zero_grad_worth))
 
 
 def _frees_gradients(request: StepRequest) -> bool:
@@ -125,13 +122,8 @@ def find_changes(analysis: Analysis) -> Iterator[Change]:
 
 def expandable_segments() -> AnyChange[Any, Any]:
     """The change of the allocator, of any step for a card."""
-    return AnyChange(
-        "expandable-segments",
-        "allocator that can extend its segments",
-        "none",
-        "import os\nos.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'",
-        lambda way, _: dataclasses.replace(way, environ={**way.environ, **EXPANDABLE}),
-        note="before anything is put on the card; frees what is reserved and not used; the allocated peak stays",
+    return known_change(
+        "expandable-segments", lambda way, _: dataclasses.replace(way, environ={**way.environ, **EXPANDABLE})
     )
 
 

@@ -22,22 +22,9 @@ from fxmem.records.units import Sdpa
 from fxmem.simulation.kernels.kernel_settings import KernelSettings, apply_settings, convolution_settings
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.fake_model import shadow_model
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, known_change
 
 _CHUNKS = 8
-_HEAD_CODE = f"""from torch.nn.functional import cross_entropy, pad
-from torch.utils.checkpoint import checkpoint
-head = model.get_output_embeddings()
-def part(h, y):
-    logits = head(h).float()
-    return cross_entropy(logits, y, reduction="sum")
-h = model.base_model(x)[0].flatten(0, 1)
-y = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
-parts = zip(h.chunk({_CHUNKS}), y.chunk({_CHUNKS}))
-how = {{"use_reentrant": False, "preserve_rng_state": False}}
-sums = [checkpoint(part, *p, **how) for p in parts]
-loss = sum(sums) / (y != -100).sum()"""
-_ANOTHER_ORDER = "sums are added in another order, so loss and gradients differ in their last bits"
 _SAME_ROWS = ("view", "reshape", "flatten", "float", "to", "contiguous", "operator.getitem")
 """Calls that leave rows of logits or of what they are made of as they are, where their number stays."""
 
@@ -47,44 +34,16 @@ def logit_changes(analysis: Analysis) -> Iterator[Change]:
     given = {**analysis.request.kwargs}
     takes = inspect.signature(analysis.model.forward).parameters
     if "logits_to_keep" in takes and not given.get("logits_to_keep") and given.get("labels") is None:
-        yield Change(
+        yield known_change(
             "last-logits",
-            "logits of the last position alone",
-            "none",
-            "model(x, logits_to_keep=1)",
             lambda variant, _: variant.replace_step(kwargs={**variant.request.kwargs, "logits_to_keep": 1}),
-            note="the next token needs no others; generate() does so itself",
         )
 
 
 def loss_changes(_: Analysis) -> Iterator[Change]:
     """Logits that are not kept whole."""
-    code = (
-        "from torch.nn.functional import cross_entropy\n"
-        "from torch.utils.checkpoint import checkpoint\n"
-        f"parts = zip(logits.chunk({_CHUNKS}), labels.chunk({_CHUNKS}))\n"
-        'how = {"reduction": "sum", "use_reentrant": False}\n'
-        "sums = [checkpoint(cross_entropy, *p, **how) for p in parts]\n"
-        "loss = sum(sums) / (labels != -100).sum()"
-    )
-    yield Change(
-        "chunked-loss",
-        "cross-entropy in chunks, recomputed in backward",
-        "none",
-        code,
-        _chunked_loss,
-        note=f"logits of rank 2, labels of rank 1; {_ANOTHER_ORDER}",
-        excludes="loss",
-    )
-    yield Change(
-        "chunked-head",
-        "output layer and cross-entropy in chunks, recomputed in backward",
-        "none",
-        _HEAD_CODE,
-        _chunked_head,
-        note=f"x: the input ids; no logits are returned; {_ANOTHER_ORDER}",
-        excludes="loss",
-    )
+    for change in (known_change("chunked-loss", _chunked_loss), known_change("chunked-head", _chunked_head)):
+        yield dataclasses.replace(change, code=change.code.replace("CHUNKS", str(_CHUNKS)))
 
 
 def _chunked_loss(variant: Variant, analysis: Analysis) -> Variant:
@@ -145,7 +104,7 @@ def _chunked_head(variant: Variant, analysis: Analysis) -> Variant:
 
 
 def chunked_forward(self: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
-    """`forward` of a causal language model of transformers, as `_HEAD_CODE` has it."""
+    """`forward` of a causal language model of transformers, as the code of "chunked-head" has it."""
     head = self.get_output_embeddings()
 
     def part(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -203,44 +162,17 @@ def _walk_back(analysis: Analysis, index: int) -> int:
 # --- other kernels for the same mathematics: settings, attention, those that the compiler writes ----------------------
 
 
-_BACKENDS: tuple[tuple[Sdpa, str, str], ...] = (
-    ("flash", "FLASH_ATTENTION", "_scaled_dot_product_flash_attention"),
-    ("efficient", "EFFICIENT_ATTENTION", "_scaled_dot_product_efficient_attention"),
-    ("cudnn", "CUDNN_ATTENTION", "_scaled_dot_product_cudnn_attention"),
-)
-"""A name, torch's `SDPBackend`, and the operator that then runs. Math is left out: it keeps the matrix of scores, which
-none of these does."""
+_BACKENDS: tuple[Sdpa, ...] = ("flash", "efficient", "cudnn")
+"""Math is left out: it keeps the matrix of scores, which none of these does."""
 
 
 def kernel_changes(analysis: Analysis) -> Iterator[Change]:
     """TF32 off, other attention kernels, and the compiler's."""
     if analysis.profile.target.device == "cuda":
-        code = "torch.backends.cudnn.allow_tf32 = False"
-        yield Change(
-            "tf32-off",
-            "no TF32 in convolutions: another cuDNN plan, another workspace",
-            "rounding",
-            code,
-            _no_tf32,
-            note="more exact, and slower",
-        )
+        yield known_change("tf32-off", _no_tf32)
         yield from _attention(analysis.profile)
-    yield Change(
-        "sdpa",
-        "attention in one kernel instead of a matrix of scores",
-        "rounding",
-        'model.set_attn_implementation("sdpa")',
-        _one_kernel,
-        note="attention weights are no longer to be had",
-    )
-    yield Change(
-        "compile",
-        "torch.compile",
-        "rounding",
-        "model = torch.compile(model)",
-        _compile,
-        note="the first step, which compiles and tunes, takes more and lasts longer",
-    )
+    yield known_change("sdpa", _one_kernel)
+    yield known_change("compile", _compile)
 
 
 def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
@@ -273,20 +205,9 @@ def _attention(profile: Profile) -> Iterator[Change]:
     ran = {op.name.split(".")[1] for op in profile.ops if op.name.startswith("aten._scaled_dot_product")}
     if not any(node.target.endswith("scaled_dot_product_attention") for node in profile.nodes) and not ran:
         return
-    for name, backend, op in _BACKENDS:
-        if op not in ran:
-            code = (
-                f"from torch.nn.attention import SDPBackend, sdpa_kernel\nwith "
-                f"sdpa_kernel(SDPBackend.{backend}):\n    loss = loss_fn(model(x))"
-            )
-            yield Change(
-                f"sdpa-{name}",
-                f"the {name} attention kernel",
-                "rounding",
-                code,
-                _choose_kernel(name),
-                excludes="attention",
-            )
+    for name in _BACKENDS:
+        if f"_scaled_dot_product_{name}_attention" not in ran:
+            yield known_change(f"sdpa-{name}", _choose_kernel(name))
 
 
 def _choose_kernel(name: Sdpa) -> Callable[[Variant, Analysis], Variant]:

@@ -17,7 +17,7 @@ from fxmem.simulation.recording.observe.fx_tracer import named_arguments
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.fake_model import meta_model
 from fxmem.simulation.step.step import in_backward
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, code_for_modules
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, code_for_modules, known_change
 from fxmem.whatif.source import find_resizing
 
 FORMS: Final[tuple[tuple[Literal["fused", "forloop"], str, str], ...]] = (
@@ -25,27 +25,7 @@ FORMS: Final[tuple[tuple[Literal["fused", "forloop"], str, str], ...]] = (
     ("forloop", "optimizer one parameter at a time: smaller temporaries, slower", "foreach=False"),
 )
 """Forms of one optimizer, what each is, and the argument for it."""
-_OTHER_OPTIMIZERS = (
-    (
-        "sgd-momentum",
-        "SGD with momentum: one state per parameter",
-        "optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)",
-    ),
-    (
-        "adafactor",
-        "Adafactor: a row and a column of state per matrix",
-        "optimizer = torch.optim.Adafactor(model.parameters())",
-    ),
-    ("sgd", "SGD: no state", "optimizer = torch.optim.SGD(model.parameters())"),
-)
-RELEASE: Final = (
-    "within-backward",  # the last of its group by name, so that it is made of whichever optimizer is chosen
-    "optimizer within backward: each gradient applied and freed at once",
-    "none",
-    "import fxmem\nfxmem.release_gradients(optimizer)  # the loop stays as it is",
-)
-"""Gradient release: key, title, effect and code of the change."""
-RELEASE_NOTE: Final = "clipping by global norm, GradScaler and accumulation cannot go with it, and raise"
+_OTHER_OPTIMIZERS = ("sgd-momentum", "adafactor", "sgd")
 _COMPILED = "its step is compiled, and Inductor may keep fewer temporaries than were analysed here"
 _EIGHT_BIT = (("torchao", "AdamW8bit", _COMPILED), ("bitsandbytes", "AdamW8bit", ""))
 """Package, class in its `optim`, and what to know of it."""
@@ -55,7 +35,7 @@ def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
     """Other optimizers, other forms of the same, and micro-batches."""
     yield from _optimizers(analysis)
     if analysis.request.optimizer is not None:
-        yield Change(*RELEASE, _release_gradients, note=RELEASE_NOTE)
+        yield known_change("within-backward", _release_gradients)
     coupled = any("batch_norm" in op.name for op in analysis.profile.ops)
     same = "the same gradients where the loss is a mean over equal parts (no ignored labels)"
     for parts in (2, 4):
@@ -69,15 +49,7 @@ def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
             excludes="batch",
         )
     if analysis.request.prefetch:
-        code = "batch = next(batches)  # after optimizer.step(), not before"
-        yield Change(
-            "prefetch-less",
-            "one batch fewer waiting on the card",
-            "none",
-            code,
-            _fewer_waiting,
-            note="the copy to the card then has less to hide behind",
-        )
+        yield known_change("prefetch-less", _fewer_waiting)
 
 
 def _release_gradients(variant: Variant, _: Analysis) -> Variant:
@@ -128,9 +100,9 @@ def _optimizers(analysis: Analysis) -> Iterator[Change]:
                 _use_optimizer(f"{spec}:{form}"),
                 excludes="optimizer",
             )
-    for other, title, code in _OTHER_OPTIMIZERS:
+    for other in _OTHER_OPTIMIZERS:
         if other != name.lower():
-            yield Change(f"{other}-optimizer", title, "training", code, _use_optimizer(other), excludes="optimizer")
+            yield known_change(f"{other}-optimizer", _use_optimizer(other))
     if name.lower() in ("adam", "adamw"):
         yield from _eight_bit()
 
@@ -163,23 +135,8 @@ def dtype_changes(analysis: Analysis) -> Iterator[Change]:
     if analysis.profile.target.device == "cpu":
         code = code.replace("cuda", "cpu")
     yield Change("bf16-autocast", "bfloat16 autocast", "rounding", code, _autocast, excludes="dtype")
-    yield Change(
-        "bf16-weights",
-        "bfloat16 weights, gradients and optimizer state",
-        "training",
-        "model.to(torch.bfloat16)",
-        _half,
-        note="before the optimizer is made; inputs in bfloat16, too",
-        excludes="dtype",
-    )
-    yield Change(
-        "channels-last",
-        "channels_last layout",
-        "none",
-        "model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
-        _channels_last,
-        note="other convolution kernels, so sums in another order",
-    )
+    yield known_change("bf16-weights", _half)
+    yield known_change("channels-last", _channels_last)
 
 
 def _half(variant: Variant, _: Analysis) -> Variant:

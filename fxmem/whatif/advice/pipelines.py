@@ -12,6 +12,7 @@ from fxmem.records.advice import Effect
 from fxmem.records.profile import Profile
 from fxmem.whatif.advice import statements
 from fxmem.whatif.advice.statements import Edits
+from fxmem.whatif.advice.variant import TABLES
 
 _DENOISERS: Final = ("transformer", "transformer_2", "unet", "prior")
 """Components that run once a step, and have most of the weights."""
@@ -32,36 +33,8 @@ class Setup:
     """As of `AnyChange`; "place" stands instead of what puts the pipeline on the card, all else after it."""
 
 
-_WAYS: Final = (
-    Setup("model-offload", "each model on the host until it runs", "none", "PIPE.enable_model_cpu_offload()", "place"),
-    Setup(
-        "group-offload",
-        "layers on the host, the next on its way",
-        "none",
-        'PIPE.enable_group_offload(torch.device("cuda"), offload_type="leaf_level", use_stream=True)',
-        "place",
-    ),
-    Setup(
-        "layer-offload", "each layer on the host until it runs", "none", "PIPE.enable_sequential_cpu_offload()", "place"
-    ),
-    Setup("vae-slicing", "pictures decoded one by one", "none", "PIPE.vae.enable_slicing()"),
-    Setup("vae-tiling", "pictures decoded in tiles", "output", "PIPE.vae.enable_tiling()"),
-    Setup("attention-slicing", "attention in slices", "rounding", "PIPE.enable_attention_slicing()"),
-)
-_OF_WEIGHTS: Final = (
-    Setup(
-        "float8-weights",
-        "PART in float8 but where a layer runs",
-        "rounding",
-        "PIPE.PART.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=DTYPE)",
-    ),
-    Setup(
-        "int8-weights",
-        "PART in int8 (torchao)",
-        "rounding",
-        "torchao.quantization.quantize_(PIPE.PART, torchao.quantization.Int8WeightOnlyConfig())",
-    ),
-)
+_WAYS: Final = [Setup(key, **row) for key, row in TABLES["pipelines"].items()]
+_OF_WEIGHTS: Final = [Setup(key, **row) for key, row in TABLES["pipelines-of-weights"].items()]
 _IMPORTED: Final = ("torch", "torchao.quantization")
 
 

@@ -18,7 +18,7 @@ from fxmem.simulation.code.source_lines import is_own_file
 from fxmem.whatif.advice import pipelines, statements
 from fxmem.whatif.advice.changes import EXPANDABLE, expandable_segments
 from fxmem.whatif.advice.in_place import free_by_record, release_changes, sort_activations
-from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
+from fxmem.whatif.advice.optimizer import FORMS
 from fxmem.whatif.advice.statements import Edits
 from fxmem.whatif.advice.variant import (
     AnyChange,
@@ -28,6 +28,7 @@ from fxmem.whatif.advice.variant import (
     RunWay,
     bound_saving,
     code_for_modules,
+    known_change,
     list_refused,
 )
 from fxmem.whatif.program_step import ProgramCommand, ProgramEdits, ProgramStep
@@ -115,7 +116,7 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             gradients = [index for index, each in enumerate(profile.storages) if each.kind is Kind.GRADIENT]
             most = bound({*gradients}, of=Phase.OPTIMIZER)
             edits = statements.add_after(self._files, names, "import fxmem\nfxmem.release_gradients({})")
-            yield AnyChange(*RELEASE, _write(edits, {"releases_gradients": True}), note=RELEASE_NOTE, most=most)
+            yield known_change("within-backward", _write(edits, {"releases_gradients": True}), most)
         else:
             for way, edits in pipelines.list_ways(self._files, profile):
                 yield AnyChange(way.key, way.title, way.effect, way.code, _write(edits), excludes=way.excludes)

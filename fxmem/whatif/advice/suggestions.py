@@ -24,7 +24,7 @@ from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.generation import Generation
 from fxmem.whatif.advice.changes import GenerationBench, ModelBench
 from fxmem.whatif.advice.programs import ProgramBench
-from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome, analyse_way, replay_way
+from fxmem.whatif.advice.variant import TABLES, AnyChange, Bench, NotApplicableError, Outcome, analyse_way, replay_way
 from fxmem.whatif.program_step import ProgramStep, program_step
 
 _Change = AnyChange[Any, Any]
@@ -43,22 +43,7 @@ _NOT_OF_THE_MODEL = ("expandable", "release")
 _NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls", "compile")
 """A plan is not made on top of these: edited lines are not in the graph that it rewrites, and a compiler decides
 itself what it recomputes."""
-QUICK = (
-    "inplace",
-    "bf16-autocast",
-    "sdpa",
-    "fused-optimizer",
-    "forloop-optimizer",
-    "within-backward",
-    "set-to-none",
-    "no-grad",
-    "last-logits",
-    "static-cache",
-    "bf16-weights",
-    "model-offload",
-    "vae-tiling",
-    "expandable-segments",
-)
+QUICK = tuple(TABLES["quick"])
 """Changes that are tried first: a line or two each, and often worth the most."""
 _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "output", "training")
 

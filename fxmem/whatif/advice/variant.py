@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import textwrap
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from pathlib import Path
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from torch import nn
 
@@ -176,6 +178,13 @@ class AnyChange(Generic[WayT, StepT]):
 
 Change = AnyChange[Variant, Analysis]
 """Of a model's step."""
+TABLES: Final = tomllib.loads(Path(__file__).with_name("changes.toml").read_text(encoding="utf-8"))
+"""Changes that are the same for every step, by their keys; those that are tried first; ways to set pipelines up."""
+
+
+def known_change(key: str, make: Callable[[WayT, StepT], WayT], most: Bound | None = None) -> AnyChange[WayT, StepT]:
+    """The change of this key in `changes.toml`."""
+    return AnyChange(key, make=make, most=most, **TABLES["changes"][key])
 
 
 class Bench(Generic[WayT, StepT]):

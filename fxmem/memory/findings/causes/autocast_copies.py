@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Kind, Profile, Timeline
 
 _HALF: Final = ("bfloat16", "float16")
@@ -28,6 +28,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 def _is_cast(profile: Profile, op: int | None) -> bool:
     return op is not None and profile.ops[op].name.startswith("aten._to_copy")
-
-
-register("autocast-copies", find)

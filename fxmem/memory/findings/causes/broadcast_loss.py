@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Profile, Timeline
 
 _LOSSES: Final = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
@@ -38,6 +38,3 @@ def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     length = max(len(one), len(other))
     pairs = [*zip((1,) * (length - len(one)) + one, (1,) * (length - len(other)) + other, strict=True)]
     return tuple(map(max, pairs)) if all(a == b or 1 in (a, b) for a, b in pairs) else ()
-
-
-register("broadcast-loss", find)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, is_cut_short, register
+from fxmem.memory.findings import Finding, is_cut_short
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
@@ -51,6 +51,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 def _is_of(storage: Storage, owner: str) -> bool:
     return storage.name.startswith(f"{owner}.")
-
-
-register("ddp-buckets", find)

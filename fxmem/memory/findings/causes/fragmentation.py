@@ -8,7 +8,7 @@ from typing import Final
 from fxmem.hardware.context import room_bytes
 from fxmem.memory import allocator
 from fxmem.memory.allocator import DEFAULT_SETTINGS
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Profile, Timeline
 
 _SHARE: Final = 10
@@ -72,6 +72,3 @@ def _reserve(profile: Profile, *, expandable: bool) -> int:
     """What the loop over the step reserves."""
     settings = DEFAULT_SETTINGS.model_copy(update={"expandable_segments": expandable})
     return allocator.replay(profile, settings=settings).reserved_bytes or 0
-
-
-register("fragmentation", find)

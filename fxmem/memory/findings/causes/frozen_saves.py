@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from fxmem.memory.figures import find_outermost, find_place
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.training import find_needed, reads_other_gradients
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
@@ -53,6 +53,3 @@ def _find_frozen(profile: Profile) -> set[int]:
             of_node[each.node].add(each.is_frozen)
     first = min((node for node, frozen in of_node.items() if frozen == {True}), default=len(profile.nodes))
     return set(range(first, len(profile.nodes)))
-
-
-register("frozen-saves", find)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.figures import find_place
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
 _MOST: Final = 0.8
@@ -78,6 +78,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 def _shape(storages: list[Storage]) -> str:
     largest = max(storages, key=lambda each: each.nbytes)
     return f"{largest.shape[0]:,} numbers" if len(largest.shape) == 1 else "x".join(map(str, largest.shape))
-
-
-register("fsdp-gather", find)

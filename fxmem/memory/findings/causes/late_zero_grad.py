@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
 
@@ -42,6 +42,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 def _is_left(storage: Storage) -> bool:
     return storage.kind is Kind.GRADIENT and storage.birth == 0
-
-
-register("late-zero-grad", find)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.figures import find_place, name_call
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Kind, Node, Profile, Timeline
 
 _SHARE: Final = 10
@@ -52,6 +52,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 def _writes(node: Node) -> bool:
     name = node.target.rpartition(".")[2]
     return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
-
-
-register("layer-buffers", find)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Profile, Timeline
 
 
@@ -34,6 +34,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             of="host",
             change="pin_memory=False, or batches of a size just below a power of two",
         )
-
-
-register("loader-workers", find)

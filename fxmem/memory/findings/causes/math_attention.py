@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.figures import find_place
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.written_attention import find_written_out, is_layer, is_softmax
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import MATH_ATTENTION, package_path
@@ -55,6 +55,3 @@ def _find_change(node: Node) -> str:
     if node.source is not None and package_path(node.source.file).startswith("transformers"):
         return 'attn_implementation="sdpa"'
     return "F.scaled_dot_product_attention(q, k, v, attn_mask=...), which has kernels that make no scores"
-
-
-register("math-attention", find)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.hardware.context import room_bytes
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 _LESS: Final = "an optimizer of less state (8 bits, Adafactor)"
@@ -34,6 +34,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 def _describe(text: str, nbytes: int, change: str) -> Finding:
     return Finding(cause="optimizer-state", text=text, nbytes=nbytes, change=change)
-
-
-register("optimizer-state", find)

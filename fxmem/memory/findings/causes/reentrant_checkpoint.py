@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxmem.memory.figures import find_place
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 from fxmem.records.units import group
 
@@ -39,6 +39,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             nbytes=nbytes,
             change="checkpoint(..., use_reentrant=False), or enable_input_require_grads() of a transformers model",
         )
-
-
-register("reentrant-checkpoint", find)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.figures import find_place
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Kind, Profile, Timeline
 
 _SHARE: Final = 10
@@ -34,6 +34,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             nbytes=nbytes,
             change="model.train(), in which it does; dropout does too",
         )
-
-
-register("skipped-checkpoint", find)

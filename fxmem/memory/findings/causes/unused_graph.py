@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxmem.memory.figures import find_outermost
-from fxmem.memory.findings import Finding, is_cut_short, register
+from fxmem.memory.findings import Finding, is_cut_short
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, ModuleCall, Phase, Profile, ProgramRun, Timeline
 from fxmem.records.units import OF_GRAPH
@@ -65,6 +65,3 @@ def find_kept(profile: Profile) -> Iterator[tuple[int, int]]:
         end = ends.get(last.get(index, of.node or 0), of.birth + 1)
         if of.kind not in (Kind.PARAMETER, Kind.BUFFER) and of.birth and end < of.death and not is_own:
             yield index, end
-
-
-register("unused-graph", find)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, is_cut_short, register
+from fxmem.memory.findings import Finding, is_cut_short
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Profile, Timeline
 
@@ -40,6 +40,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             change="del of what is not used, or leave it on the host",
             saved_bytes=save_bytes(profile, dict.fromkeys(unread[root], 0)),
         )
-
-
-register("unused-parameters", find)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Profile, Timeline
 
@@ -45,6 +45,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 def _find_owner(holder: str) -> str:
     """The program's own name for it: `ck['model']['0.weight']` is of `ck`."""
     return holder.partition("[")[0].partition(".")[0]
-
-
-register("weights-twice", find)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.records.profile import Phase, Profile, Timeline
 
 _MOST = 0.8
@@ -31,6 +31,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
                 nbytes=sum(each.nbytes for each in alive if each.node in nodes),
                 change="a checkpoint around each block in its place; fxmem plan finds where",
             )
-
-
-register("whole-checkpoint", find)

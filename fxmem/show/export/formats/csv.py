@@ -15,7 +15,6 @@ from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.graph import node_attributes
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import spreadsheet_text
-from fxmem.show.export import register
 
 
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
@@ -30,6 +29,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
 
 
 _COLUMNS = tuple(node_attributes(Node(name="", op="output", target="")))
-
-
-register("csv", write)

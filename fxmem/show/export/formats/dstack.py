@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import find_resources
 
 
@@ -26,6 +25,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         parts.append(f"gpu: {card}:{asked.cards}")
     lines += ["resources:", *(f"  {each}" for each in parts)] if parts else ["resources: {}"]
     return "\n".join(lines) + "\n"
-
-
-register("dstack", write)

@@ -14,7 +14,6 @@ from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.graph import to_networkx
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
-from fxmem.show.export import register
 from fxmem.show.export.resources import title
 
 
@@ -38,6 +37,3 @@ def _drop_unknown(attributes: dict[str, Any]) -> dict[str, Any]:
         for name, value in attributes.items()
         if value is not None
     }
-
-
-register("graphml", write)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import find_shares
 
 
@@ -22,6 +21,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     lines = [*asked.comments(), "containers:", "  - name: train", f"    resources:{'' if limits else ' {}'}"]
     lines += ["      limits:", *(f"        {each}" for each in limits)] if limits else []
     return "\n".join(lines) + "\n"
-
-
-register("hami", write)

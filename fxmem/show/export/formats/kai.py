@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import find_shares
 
 
@@ -28,6 +27,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         limits = ["    resources:", "      limits:", f"        memory: {asked.host_gib}Gi"]
         lines += ["  containers:", "  - name: train", *limits]
     return "\n".join(lines) + "\n"
-
-
-register("kai", write)

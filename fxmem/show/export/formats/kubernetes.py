@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import find_resources
 
 
@@ -33,6 +32,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
             f'            - {{key: nvidia.com/gpu.{key}, operator: {operator}, values: ["{value}"]}}',
         ]
     return "\n".join(lines) + "\n"
-
-
-register("kubernetes", write)

@@ -14,7 +14,6 @@ from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent
 from fxmem.show import facts as findings
-from fxmem.show.export import register
 from fxmem.show.export.markdown_parts import code_span, fold_list, write_table
 from fxmem.show.plan_facts import finding_facts
 from fxmem.show.run_facts import made_up, run_facts
@@ -68,6 +67,3 @@ def _nodes(profile: Profile, timeline: Timeline) -> str:
     figures = numbers("at the peak", "share", "saved for backward", "forward FLOPs")
     table = make_table("Nodes", [TableColumn("Node"), *figures, TableColumn("source")], lines)
     return write_table(table) if lines else ""
-
-
-register("markdown", write)

@@ -15,7 +15,6 @@ from fxmem.memory.graph import to_networkx
 from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape
-from fxmem.show.export import register
 from fxmem.show.export.resources import enclosing_modules, site, title
 from fxmem.show.graph.labels import heat_step
 from fxmem.show.svg import LIGHT
@@ -102,6 +101,3 @@ def _bytes(nbytes: int | None) -> str:
     if nbytes is None:
         return ""
     return format_bytes(nbytes) if nbytes < 1024 else exact_bytes(nbytes)
-
-
-register("model-explorer", write)

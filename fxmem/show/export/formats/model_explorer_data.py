@@ -11,7 +11,6 @@ import json
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.formats.model_explorer import GRAPH_ID
 from fxmem.show.svg import LIGHT
 
@@ -23,6 +22,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     gradient = [{"stop": stop, "bgColor": shade.fill, "textColor": shade.text} for stop, shade in enumerate(shades)]
     data = {"name": "bytes alive at the peak", "results": values, "gradient": gradient}
     return json.dumps({GRAPH_ID: data}, separators=(",", ":"))
-
-
-register("model-explorer-data", write)

@@ -23,7 +23,6 @@ from typing import Any
 
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Node, Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import enclosing_modules, module_label, site, title
 
 _PLACE = {"pid": 1, "tid": 1}
@@ -122,6 +121,3 @@ def _peak(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
 def _moment(tick: int, begins: list[int]) -> int:
     """Where a tick stands on the axis: after the ticks before it and the operators that have begun."""
     return tick + bisect_right(begins, tick)
-
-
-register("perfetto", write)

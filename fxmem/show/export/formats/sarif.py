@@ -17,7 +17,6 @@ from fxmem.memory.findings import Finding, find
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.registry import CAUSES
 from fxmem.records.units import printable
-from fxmem.show.export import register
 from fxmem.show.plan_facts import describe
 
 
@@ -42,6 +41,3 @@ def _describe(finding: Finding) -> dict[str, Any]:
         place = {"artifactLocation": {"uri": quote(uri)}, "region": {"startLine": int(line)}}
         result["locations"] = [{"physicalLocation": place}]
     return result
-
-
-register("sarif", write)

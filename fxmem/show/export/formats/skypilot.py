@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import find_resources
 
 
@@ -23,6 +22,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     parts += [f"memory: {asked.host_gib}+"] if asked.host_gib is not None else []
     lines += ["resources:", *(f"  {each}" for each in parts)] if parts else ["resources: {}"]
     return "\n".join(lines) + "\n"
-
-
-register("skypilot", write)

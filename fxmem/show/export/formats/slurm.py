@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import find_resources
 
 
@@ -25,6 +24,3 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     lines += [f"#SBATCH --gres=gpu:{asked.cards}"] if asked.cards else []
     lines += [f"#SBATCH --mem={asked.host_gib}G"] if asked.host_gib is not None else []
     return "\n".join(lines) + "\n"
-
-
-register("slurm", write)

@@ -20,7 +20,6 @@ from fxmem import __version__
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import owners_at_peak
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.export import register
 from fxmem.show.export.resources import enclosing_modules, module_label, storage_label, title
 
 Stack = tuple[int, ...]
@@ -95,6 +94,3 @@ class _Frames:
             self._known[key] = len(self.listed)
             self.listed.append({"name": name or "(no name)", **(place or {})})
         return self._known[key]
-
-
-register("speedscope", write)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fxmem.records.advice import Advice
-from fxmem.records.registry import VIEWS
 from fxmem.show.html.page import fragment
 from fxmem.show.text.advice import advice_sections
 
@@ -17,4 +16,3 @@ def view(advice: Advice) -> str:
 
 _WIDTH = 200
 """Columns of text at which no column of the table is left out."""
-VIEWS.register("advice", view)

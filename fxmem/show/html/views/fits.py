@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fxmem.records.fits import Fits
-from fxmem.records.registry import VIEWS
 from fxmem.show.facts import header_facts
 from fxmem.show.html.page import cell_id, fragment
 from fxmem.show.plots import sizes_svg, sweep_svg
@@ -18,6 +17,3 @@ def view(fits: Fits) -> str:
     answer, head, *rest = fits_sections(fits)
     own = [fact for fact in head.facts if not fact.key]
     return fragment(answer, Section(facts=[*header_facts(fits), *own]), *rest, plot=plot)
-
-
-VIEWS.register("fits", view)

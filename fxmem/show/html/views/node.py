@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Node
-from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_flops, format_shape
 from fxmem.show.facts import describe_source
 from fxmem.show.html.page import fragment
@@ -32,6 +31,3 @@ def view(node: Node) -> str:
     ]
     columns = [TableColumn("Memory", is_head=True), *numbers("Bytes"), TableColumn("What")]
     return fragment(Section(facts=rows), Section(make_table("Memory", columns, figures)))
-
-
-VIEWS.register("node", view)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fxmem.records.profile import Peak
-from fxmem.records.registry import VIEWS
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.facts import peak_counts, share_table
 from fxmem.show.html.page import fragment
@@ -19,6 +18,3 @@ def view(peak: Peak) -> str:
     rows.append(Fact("Fits", {True: "yes", False: f"no: {peak.shortage}", None: "not known"}[peak.fits]))
     rows += [Fact("Node", peak.node)] if peak.node else []
     return fragment(Section(facts=rows), Section(share_table(peak)))
-
-
-VIEWS.register("peak", view)

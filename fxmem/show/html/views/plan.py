@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fxmem.records.plan import Plan
-from fxmem.records.registry import VIEWS
 from fxmem.show.facts import header_facts
 from fxmem.show.html.page import cell_id, fragment
 from fxmem.show.html.sections import plan_curve
@@ -22,6 +21,3 @@ def view(plan: Plan) -> str:
         codes=[("Edits of your source", plan.to_code(), "")] if plan.regions else [],
         lists=[("Assumed", [each.text for each in plan.assumptions if each.topic == "plan"])],
     )
-
-
-VIEWS.register("plan", view)

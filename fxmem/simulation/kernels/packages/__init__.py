@@ -1,4 +1,4 @@
-"""Kernels of other packages as data: one module for each extension module, which registers itself by its name.
+"""Kernels of other packages as data: one module for each extension module, with its `PACKAGE`.
 
 A package with kernels in C++ has Python around an extension module. Its Python runs as it is; the extension takes no
 tensors without data, where it can be loaded at all. In its place stands a module that is made of rows, one a kernel:

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fxmem.simulation.kernels.packages import APEX, Package, norm_tensors, register
+from fxmem.simulation.kernels.packages import APEX, Package, norm_tensors
 
 PACKAGE = Package(module="amp_C", release="apex 25.09", python="apex", install=APEX)
-register("amp-c", PACKAGE)
 
 _IN_PLACE = """multi_tensor_scale multi_tensor_sgd multi_tensor_axpby multi_tensor_adam multi_tensor_adam_capturable
 multi_tensor_adam_capturable_master multi_tensor_adagrad multi_tensor_novograd multi_tensor_lamb_stage1_cuda

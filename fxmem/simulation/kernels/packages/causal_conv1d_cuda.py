@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fxmem.simulation.kernels.packages import Call, Package, register
+from fxmem.simulation.kernels.packages import Call, Package
 
 PACKAGE = Package(
     module="causal_conv1d_cuda",
@@ -19,7 +19,6 @@ PACKAGE = Package(
     install="CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE "
     "pip install --no-build-isolation causal-conv1d",
 )
-register("causal-conv1d-cuda", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "causal_conv1d.cpp"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fxmem.hardware.operators import flash_head, flash_splits
 from fxmem.records.units import round_up
-from fxmem.simulation.kernels.packages import Call, Package, register
+from fxmem.simulation.kernels.packages import Call, Package
 
 PACKAGE = Package(
     module="flash_attn_2_cuda",
@@ -22,7 +22,6 @@ PACKAGE = Package(
     operators="flash_attn",
     install="FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation flash-attn",
 )
-register("flash-attn-2-cuda", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "flash_api.cpp"
 _MASK = "is_causal left right softcap"

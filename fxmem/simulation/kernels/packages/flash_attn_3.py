@@ -16,7 +16,7 @@ from torch import Tensor
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
 from fxmem.records.units import round_up
-from fxmem.simulation.kernels.packages import Call, Package, register
+from fxmem.simulation.kernels.packages import Call, Package
 
 
 def _call_rows(interface: Any) -> torch_common.Patches:
@@ -32,7 +32,6 @@ PACKAGE = Package(
     "'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
     patches={"flash_attn_interface": _call_rows},
 )
-register("flash-attn-3", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "flash_api.cpp"
 _FORWARD = """q k v k_new v_new q_v out cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q seqused_k max_seqlen_q

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.simulation.kernels.packages import APEX, Package, register
+from fxmem.simulation.kernels.packages import APEX, Package
 
 PACKAGE = Package(module="fused_layer_norm_cuda", release="apex 25.09", python="apex", install=APEX)
-register("fused-layer-norm-cuda", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "layer_norm_cuda.cpp"
 _PARTS = 16

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fxmem.simulation.kernels.packages import Package, register
+from fxmem.simulation.kernels.packages import Package
 
 PACKAGE = Package(module="fused_weight_gradient_mlp_cuda", release="apex 25.09")
-register("fused-weight-gradient-mlp-cuda", PACKAGE)
 
 
 def _flops(x: Tensor, gradient: Tensor, *_: Any) -> int:

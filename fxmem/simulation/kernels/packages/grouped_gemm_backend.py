@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.simulation.kernels.packages import Package, register
+from fxmem.simulation.kernels.packages import Package
 
 PACKAGE = Package(
     module="grouped_gemm_backend",
@@ -19,7 +19,6 @@ PACKAGE = Package(
     python="grouped_gemm",
     install="git clone https://github.com/tgale96/grouped_gemm, and PYTHONPATH=grouped_gemm before the command",
 )
-register("grouped-gemm-backend", PACKAGE)
 
 
 def _flops(a: Tensor, b: Tensor, c: Tensor, sizes: Any, trans_a: bool, trans_b: bool) -> int:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation.kernels.packages import Package, register
+from fxmem.simulation.kernels.packages import Package
 
 _KERNELS: Final = "bitsandbytes.backends.cuda.ops"
 
@@ -63,7 +63,6 @@ PACKAGE = Package(
     patches={"bitsandbytes": _register_kernels, _KERNELS: _call_rows, "bitsandbytes.functional": _give_rows},
     patches_all=True,
 )
-register("libbitsandbytes-cuda", PACKAGE)
 kernel = PACKAGE.kernel
 
 

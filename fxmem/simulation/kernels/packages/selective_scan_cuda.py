@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxmem.simulation.kernels.packages import Call, Package, register
+from fxmem.simulation.kernels.packages import Call, Package
 
 PACKAGE = Package(
     module="selective_scan_cuda",
@@ -18,7 +18,6 @@ PACKAGE = Package(
     python="mamba_ssm",
     install="MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE pip install --no-build-isolation mamba-ssm",
 )
-register("selective-scan-cuda", PACKAGE)
 kernel = PACKAGE.kernel
 _SOURCE = "selective_scan.cpp"
 _CHUNK = 2048

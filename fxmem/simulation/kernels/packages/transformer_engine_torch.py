@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
-from fxmem.simulation.kernels.packages import Call, Package, enumeration, norm_tensors, register
+from fxmem.simulation.kernels.packages import Call, Package, enumeration, norm_tensors
 
 aten = torch.ops.aten
 
@@ -74,7 +74,6 @@ PACKAGE = Package(
         "transformer_engine.pytorch.attention.dot_product_attention.utils": _take_fakes,
     },
 )
-register("transformer-engine-torch", PACKAGE)
 kernel = PACKAGE.kernel
 
 
