@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.figures import find_outermost, find_place
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.liveness import find_idle
 from fxmem.records.profile import Phase, Profile, Timeline
@@ -68,6 +68,3 @@ def _find_returned(profile: Profile) -> set[int]:
         read.update(node.inputs)
         found.update(each for each in node.inputs if calls.get(each) is not calls.get(index))
     return found | calls.keys() - read
-
-
-register("kept-output", find)

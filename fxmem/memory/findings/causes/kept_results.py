@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fxmem.memory.findings import WORTH_SAYING, Finding, register
+from fxmem.memory.findings import WORTH_SAYING, Finding
 from fxmem.records.findings import BytesOf
 from fxmem.records.parts import ANEW, ONLY_TORCH, OWN_GRAPH, Growth, find_large
 from fxmem.records.profile import Profile, Timeline
@@ -72,6 +72,3 @@ def _find_change(grown: Growth) -> str:
     if grown.is_frames:
         return "str(error), or error.with_traceback(None), in the place of the exception"
     return f"{'.clone() or ' if grown.times > 1 else ''}.cpu() of what is kept, or keep less of it"
-
-
-register("kept-results", find)

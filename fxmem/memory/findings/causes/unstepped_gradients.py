@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.causes.unused_graph import find_kept
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.memory.training import find_idle, find_unread, list_read
@@ -43,6 +43,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             change="with torch.no_grad(): around the call" if calls else f"{off}, before its first forward",
             saved_bytes=save_bytes(profile, ends),
         )
-
-
-register("unstepped-gradients", find)

@@ -9,7 +9,7 @@ from typing import Final
 
 from fxmem.memory import liveness
 from fxmem.memory.figures import find_outermost, find_place, leads, name_call
-from fxmem.memory.findings import Finding, is_cut_short, register
+from fxmem.memory.findings import Finding, is_cut_short
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
@@ -140,6 +140,3 @@ def _is_sum(profile: Profile, index: int, leading: set[int]) -> bool:
         for each in inputs
         for made in profile.nodes[each].outputs
     )
-
-
-register("waiting-graphs", find)

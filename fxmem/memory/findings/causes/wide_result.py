@@ -8,7 +8,7 @@ from math import prod
 from typing import Final
 
 from fxmem.memory.figures import find_place, name_call
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.written_attention import find_written_out
 from fxmem.records.profile import Node, Profile, Timeline
 
@@ -93,6 +93,3 @@ def _find_diagonal(profile: Profile) -> set[int]:
         return bool(is_made and name_call(node) in _OF_DIAGONAL and len(node.outputs[0].shape) == 2)
 
     return {index for index in found if is_square(profile.nodes[index])}
-
-
-register("wide-result", find)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fxmem.memory.figures import find_place, name_call
-from fxmem.memory.findings import Finding, register
+from fxmem.memory.findings import Finding
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Profile, Timeline
 
@@ -93,6 +93,3 @@ def _list_above(profile: Profile, function: int) -> set[int]:
 
 def _list_storages(profile: Profile, index: int) -> list[int]:
     return [each.storage for each in profile.nodes[index].outputs if each.storage is not None]
-
-
-register("written-activation", find)
