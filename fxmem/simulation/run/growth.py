@@ -374,7 +374,9 @@ class GrowthLog:
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         # What an element of it has as an attribute, as a handler's list among an engine's handlers.
-        inner = {own.rpartition(".")[2].partition("[")[0] for own, _ in held_at if "." in own.partition("[")[2]}
+        inner = {own.rpartition(".")[2].partition("[")[0] for own, _ in held_at if "." in own.partition("[")[2]} - {
+            "grad"
+        }
         line = find_keeping_line(f"{path}.{inner.pop()}", self._files) if len(inner) == 1 else ""
         kept_at = line or find_keeping_line(path, self._files, {each.file for each in code.meant})
         found["kept_at"] = kept_at or grown.kept_at
