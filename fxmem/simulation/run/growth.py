@@ -365,19 +365,16 @@ class GrowthLog:
         found: dict[str, Any] = {"ends": loops and loops.find_last(len(self._alive))}
         if not held_at:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
             is_graphs = is_saved or grown.holder.endswith(".grad")
-            of_torch = (
-                {"holder": OWN_GRAPH, "kept_at": self._cycle_at} if self._cycle_at else {"holder": "", "kept_at": ""}
-            )
-            found |= {"holder": IN_CYCLES, "kept_at": ""} if self._cycles_stay else of_torch
+            holder, line = (OWN_GRAPH, self._cycle_at) if self._cycle_at else ("", "")
+            found |= {"holder": IN_CYCLES, "kept_at": ""} if self._cycles_stay else {"holder": holder, "kept_at": line}
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
         ((path, owner), _) = Counter((path.partition("[")[0], owner) for path, owner in held_at).most_common(1)[0]
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         # What an element of it has as an attribute, as a handler's list among an engine's handlers.
-        inner = {own.rpartition(".")[2].partition("[")[0] for own, _ in held_at if "." in own.partition("[")[2]} - {
-            "grad"
-        }
-        line = find_keeping_line(f"{path}.{inner.pop()}", self._files) if len(inner) == 1 else ""
+        inner = {own.rpartition(".")[2].partition("[")[0] for own, _ in held_at if "." in own.partition("[")[2]}
+        (attribute,) = inner if len(inner) == 1 else ("grad",)
+        line = "" if attribute == "grad" else find_keeping_line(f"{path}.{attribute}", self._files)
         kept_at = line or find_keeping_line(path, self._files, {each.file for each in code.meant})
         found["kept_at"] = kept_at or grown.kept_at
         found["ends"] = loops and loops.find_last(len(self._alive), code.outer)
