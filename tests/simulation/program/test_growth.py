@@ -197,3 +197,86 @@ def test_the_step_that_runs_out_is_found_by_replaying_it() -> None:
     whole = launch(made, card, RunSettings(400)).recorded
     assert ahead.full_at == len(whole.program.rounds)
     assert f", out of memory in step {ahead.full_at}" in describe_growth(whole.profile, has_run_out=True)
+
+
+RECALLS = """
+class Recall:
+    def __init__(self):
+        self.preds = []
+
+    def update(self, out):
+        self.preds.append(out)  # another class's list of this name
+"""
+KEEPERS = """
+class Precision:
+    def __init__(self):
+        self.preds = []
+
+    def update(self, out):
+        self.preds.append(out)  # its own
+
+
+class Engine:
+    def __init__(self):
+        self.handlers = {"end": [Saver()]}
+
+
+class Saver:
+    def __init__(self):
+        self.saved_outputs = []
+
+    def __call__(self, out):
+        self.saved_outputs.append(out)  # the saver's
+"""
+KEEPING = """
+import torch
+from a_recall import Recall
+from keepers import Engine, Precision
+
+precision, engine, losses = Precision(), Engine(), []
+net = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+
+
+def train(rounds):
+    for number in range(rounds):
+        loss = net(torch.ones(4096, 256, device="cuda")).sum()
+        losses.append(loss)  # all losses
+        last_two = losses[-1] - losses[-2] if number else None
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def look(keep):
+    data = torch.utils.data.TensorDataset(torch.ones(4096, 256))
+    for (batch,) in torch.utils.data.DataLoader(data, 256):
+        net(batch.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    net.eval()
+    with torch.no_grad():
+        for (batch,) in torch.utils.data.DataLoader(data, 256):
+            keep(net(batch.cuda()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "file", "line"),
+    [
+        ("train(6)", "train.py", "losses.append(loss)  # all losses"),
+        ("look(precision.update)", "keepers.py", "self.preds.append(out)  # its own"),
+        ('look(lambda out: [each(out) for each in engine.handlers["end"]])', "keepers.py", "# the saver's"),
+    ],
+)
+def test_the_line_is_that_of_who_has_it(call: str, file: str, line: str, tmp_path: Path) -> None:
+    """Of a program that comes to its end by itself, of a class beside another, of an element of a registry."""
+    (tmp_path / "keepers.py").write_text(KEEPERS, encoding="utf-8")
+    (tmp_path / "a_recall.py").write_text(RECALLS, encoding="utf-8")
+    (tmp_path / "train.py").write_text(f"{KEEPING}\n{call}\n", encoding="utf-8")
+    settings = RunSettings(reads_epoch=True)
+    found = launch(Launch(str(tmp_path / "train.py")), catalogue.target("h100"), settings).recorded.program
+    grown = [*found.grown, *(each for one in found.evaluations for each in one.grown)]
+    source, _, number = grown[0].kept_at.rpartition(":")
+    assert Path(source).name == file
+    assert Path(source).read_text(encoding="utf-8").splitlines()[int(number) - 1].endswith(line)
