@@ -72,10 +72,12 @@ class HostLedger(Observer):
         self._stand_ins.append(storage)
 
     def copy_stand_in(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        """A copy of weights that a file stands in for: it takes no memory until it is written to. None for all else."""
+        """A copy of weights that a file stands in for, or of such a copy: it takes no memory until it is written to.
+        None for all else."""
         if not self._stand_ins or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
             return None
-        if not any(0 <= tensor.data_ptr() - each.data_ptr() < each.nbytes() for each in self._stand_ins):
+        is_mapped = any(0 <= tensor.data_ptr() - each.data_ptr() < each.nbytes() for each in self._stand_ins)
+        if not is_mapped and self.log.find_storage(tensor) not in self._pretended:
             return None
         with torch_common.no_modes():
             copied = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=dtype or tensor.dtype)

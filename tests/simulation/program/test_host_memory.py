@@ -26,6 +26,7 @@ from fxmem.records.profile import ProgramRun
 from fxmem.records.units import GROWING
 from fxmem.show.facts import find_fit
 from fxmem.show.run_facts import describe_host, describe_host_growth, growth_facts
+from fxmem.simulation.card.host_ledger import HostLedger
 from fxmem.simulation.code.source_lines import program_call
 from fxmem.simulation.processes.descendants import find_children
 from fxmem.simulation.program import Launch, RecordedProgram, RunSettings, launch
@@ -380,3 +381,20 @@ def test_what_fxmem_has_itself_is_taken_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["averaged", "offloaded"])
 def test_real_runs_have_as_much(name: str) -> None:
     assert abs(host_runs.error(host_runs.run(name, [], runs=1))) < host_runs.TOLERANCE
+
+
+def test_copies_of_weights_that_are_not_there_take_no_memory() -> None:
+    """As a cast of given weights is pinned, and again with each move to the card."""
+    ledger, weights = HostLedger(), torch.zeros(1024)
+    assert ledger.copy_stand_in(weights) is None
+    ledger.note_stand_in(weights.untyped_storage())
+    cast = ledger.copy_stand_in(weights, torch.bfloat16)
+    assert cast is not None
+    pinned = ledger.copy_stand_in(cast)
+    assert pinned is not None
+    assert (pinned.dtype, pinned.shape) == (torch.bfloat16, weights.shape)
+    assert pinned.data_ptr() != cast.data_ptr()
+    assert ledger.pretended_bytes == 2 * 2048
+    assert ledger.copy_stand_in(torch.zeros(1024)) is None
+    del pinned
+    assert ledger.pretended_bytes == 2048
