@@ -645,7 +645,7 @@ def test_questions_that_run_a_program_leave_files_alone(folder: Path, monkeypatc
     before = state(folder)
     command = ProgramCommand(Launch(str(program), ("{}",)), catalogue.target("rtx3080"), 2)
     for size in (8, 16):
-        step = command.at_size(size, command.target).run().step.program
+        step = command.at_sizes([size], command.target).run().step.program
         assert step is not None
         assert step.files is not None
         assert [(Path(each.path).name, each.change) for each in step.files.written] == [
