@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -220,6 +220,15 @@ def find_outermost(profile: Profile) -> Iterator[ModuleCall]:
         if call.first_node >= end:
             yield call
             end = call.last_node
+
+
+def list_readers(profile: Profile) -> defaultdict[int, list[int]]:
+    """By node, those that read what it makes."""
+    readers = defaultdict[int, list[int]](list)
+    for index, node in enumerate(profile.nodes):
+        for each in node.inputs:
+            readers[each].append(index)
+    return readers
 
 
 def name_call(node: Node) -> str:

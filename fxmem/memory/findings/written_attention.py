@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
 
-from fxmem.memory.figures import name_call
+from fxmem.memory.figures import list_readers, name_call
 from fxmem.records.profile import Node, Phase, Profile
 
 _PRODUCTS: Final = frozenset("matmul bmm baddbmm einsum".split())
@@ -26,10 +26,7 @@ def find_written_out(profile: Profile, *, is_wanted: bool = True) -> dict[int, t
         profile: of the step.
         is_wanted: only where a kernel that makes no scores would do.
     """
-    readers = defaultdict[int, list[int]](list)
-    for index, node in enumerate(profile.nodes):
-        for each in node.inputs:
-            readers[each].append(index)
+    readers = list_readers(profile)
     found: dict[int, tuple[int, ...]] = {}
     for index, node in enumerate(profile.nodes):
         if is_softmax(node):

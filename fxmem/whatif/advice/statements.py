@@ -270,7 +270,7 @@ def add_import(file: str, statement: str) -> Edits:
 # --- an activation that is written out --------------------------------------------------------------------------------
 
 
-_CONSTANT: Final = {"erf": r"sqrt\(2|SQRT|1\.41|0?\.707", "tanh": r"0?\.0447|softplus", "sigmoid": ""}
+_CONSTANT: Final = {"erf": r"sqrt\(2|SQRT|1\.41|0?\.707", "tanh": r"0?\.0447|softplus", "sigmoid": r"^\D*$"}
 """What an expression with this function has in it where it is the activation that has one."""
 
 

@@ -742,8 +742,11 @@ class Activation(nn.Module):
         if self.kind == "tanh":
             inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)) if HAS else x
             return 0.5 * x * (1.0 + torch.tanh(inner)) if HAS else F.gelu(x, approximate="tanh")
-        gate = torch.sigmoid(x)  # another number times a gate is no activation
-        return x.roll(1, 0) * gate if self.kind == "gate" else gate * 1.702 * x
+        if self.kind == "gate":
+            return x.roll(1, 0) * torch.sigmoid(x)
+        if self.kind == "other":
+            return 0.5 * x * (1.0 + torch.erf(x / 3.0))
+        return x * torch.sigmoid(1.702 * x)
 
 
 def written_activation(kind: str = "silu") -> None:
@@ -759,6 +762,8 @@ written_activation_of_mish = functools.partial(written_activation, "mish")
 written_activation_of_gelu = functools.partial(written_activation, "gelu")
 written_activation_of_tanh = functools.partial(written_activation, "tanh")
 other_gate = functools.partial(written_activation, "gate")
+quick_gelu = functools.partial(written_activation, "quick")
+other_gelu = functools.partial(written_activation, "other")
 
 
 def kept_results_of_create_graph() -> None:

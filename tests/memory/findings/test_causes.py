@@ -111,6 +111,8 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
         ("targets-of-each-other", "waiting-graphs"),
         ("adversarial-input", "frozen-saves"),
         ("other-gate", "written-activation"),
+        ("quick-gelu", "written-activation"),
+        ("other-gelu", "written-activation"),
         ("metric-after-the-step", "kept-output"),
     ],
 )

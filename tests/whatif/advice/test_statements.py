@@ -61,6 +61,7 @@ def act(x, y):
     x = x.mul_(x.sigmoid()) if y else x * torch.sigmoid(x)
     x = y * torch.sigmoid(x)
     x = 0.5 * x * (1 + torch.erf(x / 1.4142))
+    z = x * torch.sigmoid(1.702 * x)
     return 0.5 * x * (1 + torch.erf(x / 3))
 '''
 
@@ -170,7 +171,8 @@ NOT_WRITTEN: dict[str, Callable[[str], Edits]] = {
     "an import that is there": lambda file: statements.add_import(file, "import torch"),
     "another statement than that": lambda file: statements.replace_statement(file, 8, "x = 1", "x = 2"),
     "an activation of another variable": lambda file: statements.call_activation(file, 41, "F.silu(x)"),
-    "an activation with another constant": lambda file: statements.call_activation(file, 43, "F.gelu(x)"),
+    "an activation with another constant": lambda file: statements.call_activation(file, 44, "F.gelu(x)"),
+    "an activation with a constant in its place": lambda file: statements.call_activation(file, 43, "F.silu(x)"),
     "a line that is not there": lambda file: statements.delete_name(file, 99, "out"),
 }
 

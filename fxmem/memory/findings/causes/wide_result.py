@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Final
 
-from fxmem.memory.figures import find_place, name_call
+from fxmem.memory.figures import find_place, list_readers, name_call
 from fxmem.memory.findings import Finding
 from fxmem.memory.findings.written_attention import find_written_out
 from fxmem.records.profile import Node, Profile, Timeline
@@ -81,11 +81,8 @@ def _count(profile: Profile, index: int) -> int:
 
 def _find_diagonal(profile: Profile) -> set[int]:
     """Nodes that make a square matrix of which the diagonal alone is read."""
-    readers = defaultdict[int, set[str]](set)
-    for node in profile.nodes:
-        for each in node.inputs:
-            readers[each].add(name_call(node))
-    found = {index for index, calls in readers.items() if calls <= _READS_DIAGONAL}
+    nodes, readers = profile.nodes, list_readers(profile)
+    found = {index for index, by in readers.items() if all(name_call(nodes[each]) in _READS_DIAGONAL for each in by)}
     kept = {index for index, each in enumerate(profile.storages) if each.holder}
 
     def is_square(node: Node) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from fxmem.memory.figures import find_place, name_call
+from fxmem.memory.figures import find_place, list_readers, name_call
 from fxmem.memory.findings import Finding
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Profile, Timeline
@@ -14,25 +15,23 @@ from fxmem.records.profile import Profile, Timeline
 _WITHIN: Final = frozenset(
     "add sub mul div truediv pow square cube softplus sigmoid erf tanh imul iadd isub itruediv".split()
 )
+_SUMS: Final = {"add", "sub", "mul", "div", "truediv"}
 _CALLS: Final = {
-    ("sigmoid",): "torch.nn.functional.silu(x)",
-    ("erf",): "torch.nn.functional.gelu(x)",
-    ("pow", "tanh"): 'torch.nn.functional.gelu(x, approximate="tanh")',
-    ("softplus", "tanh"): "torch.nn.functional.mish(x)",
+    ("sigmoid",): ("torch.nn.functional.silu(x)", ""),
+    ("erf",): ("torch.nn.functional.gelu(x)", r"sqrt\(2|SQRT|1\.41|0?\.707"),
+    ("pow", "tanh"): ('torch.nn.functional.gelu(x, approximate="tanh")', r"0?\.0447"),
+    ("softplus", "tanh"): ("torch.nn.functional.mish(x)", ""),
 }
-"""What one call does, by the functions that it is written with beside sums and products."""
+"""What one call does, by the functions that it is written with beside sums and products; and the constant that its
+lines have to have. Without one the functions are of the input itself: `x * sigmoid(1.702 * x)` is no SiLU."""
 _LONGEST: Final = 10
 """Calls that one is written with, at most."""
 
 
 def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     """A finding for each line with such calls, where the peak is lower without what they save beside their input."""
-    readers = defaultdict[int, list[int]](list)
-    for index, node in enumerate(profile.nodes):
-        for each in node.inputs:
-            readers[each].append(index)
+    readers = list_readers(profile)
     saved = {storage for node in profile.nodes for storage in node.saved}
-    at_peak = {*timeline.alive}
     lines = defaultdict[tuple[str, str], list[int]](list)
     for index, node in enumerate(profile.nodes):
         if name_call(node) in ("sigmoid", "erf", "tanh") and node.op != "call_module":
@@ -46,14 +45,14 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             cause="written-activation",
             text="an activation is written out, and saves the results of its parts for backward",
             place=place,
-            nbytes=sum(profile.storages[each].nbytes for each in own if each in at_peak),
+            nbytes=sum(profile.storages[each].nbytes for each in {*own} & {*timeline.alive}),
             change=f"{change} in its place, which saves x alone; its results are the same but for rounding",
             saved_bytes=save_bytes(profile, dict.fromkeys(own, 0)),
         )
 
 
 def _find_written(
-    profile: Profile, function: int, readers: dict[int, list[int]]
+    profile: Profile, function: int, readers: Mapping[int, list[int]]
 ) -> Iterator[tuple[str, set[int], int]]:
     """What one call does, the nodes that it would be without, and its input; nothing for another use of a function."""
     nodes, made = profile.nodes, function
@@ -69,10 +68,12 @@ def _find_written(
             part = {x} if x not in above and len(nodes[x].inputs) == 1 and nodes[x].inputs[0] in above else set[int]()
             x = nodes[x].inputs[0] if part else x
             within = chain | part | {each for each in above if x in _list_above(profile, each)}
-            names = {name_call(nodes[each]) for each in within} - {"add", "sub", "mul", "div", "truediv"}
-            change = _CALLS.get(tuple(sorted(names)))
+            names = {name_call(nodes[each]) for each in within}
+            change, constant = _CALLS.get(tuple(sorted(names - _SUMS)), ("", ""))
+            code = " ".join(source.code for each in within if (source := nodes[each].source) is not None)
+            is_it = re.search(constant, code) if constant else names.isdisjoint(_SUMS)
             is_alone = all(each in within or each == made for one in within for each in readers[one])
-            if change and x in above and is_alone and name_call(nodes[made]) in ("mul", "imul"):
+            if change and is_it and x in above and is_alone and name_call(nodes[made]) in ("mul", "imul"):
                 yield change, within, x
         if others:
             return
