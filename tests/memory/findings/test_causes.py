@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
+import fxmem
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory import findings, liveness
@@ -417,3 +420,11 @@ def test_the_line_is_the_users_where_a_package_made_the_call() -> None:
     assert find_place(profile, 1) == "nets/loss.py:7"
     assert find_place(profile, 2) == "layers.py:5"
     assert find_place(profile, None) == ""
+
+
+def test_the_activation_of_a_library_is_chosen_in_its_configuration() -> None:
+    config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=64)
+    tokens = torch.zeros(64, 128, dtype=torch.int64, device="meta")
+    found = fxmem.analyze(GPT2LMHeadModel(config), {"input_ids": tokens, "labels": tokens}, target="h100").findings
+    (change,) = (each.change for each in found if each.cause == "written-activation")
+    assert change.startswith('"gelu_pytorch_tanh" as the activation of the configuration in its place')

@@ -24,6 +24,8 @@ _CALLS: Final = {
 }
 """What one call does, by the functions that it is written with beside sums and products; and the constant that its
 lines have to have. Without one the functions are of the input itself: `x * sigmoid(1.702 * x)` is no SiLU."""
+_OF_TRANSFORMERS: Final = "gelu", "gelu_pytorch_tanh"
+"""The activations of its configurations that are one call, of `gelu_python` and of `gelu_new`."""
 _LONGEST: Final = 10
 """Calls that one is written with, at most."""
 
@@ -46,9 +48,15 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             text="an activation is written out, and saves the results of its parts for backward",
             place=place,
             nbytes=sum(profile.storages[each].nbytes for each in {*own} & {*timeline.alive}),
-            change=f"{change} in its place, which saves x alone; its results are the same but for rounding",
+            change=f"{_name(place, change)} in its place, which saves x alone; results differ by rounding",
             saved_bytes=save_bytes(profile, dict.fromkeys(own, 0)),
         )
+
+
+def _name(place: str, change: str) -> str:
+    """The change; in transformers' own code, the activation of the configuration that makes it."""
+    is_theirs = place.startswith("transformers") and "gelu" in change
+    return f'"{_OF_TRANSFORMERS["tanh" in change]}" as the activation of the configuration' if is_theirs else change
 
 
 def _find_written(
