@@ -53,7 +53,7 @@ def list_read(profile: Profile) -> set[str]:
 def find_idle(profile: Profile) -> tuple[list[ModuleCall], set[int]]:
     """Outermost calls whose backward makes unread gradients alone, as a teacher's without `no_grad`; and the nodes
     whose backward is needed. Left out are calls in a line that makes others as well."""
-    unread = find_unread(profile)
+    unread = {*find_unread(profile)}
     if not unread or reads_other_gradients(profile):
         return [], find_needed(profile, {each.removesuffix(".grad") for each in list_read(profile)})
     gradients = [(index, each) for index, each in enumerate(profile.storages) if each.kind is Kind.GRADIENT]

@@ -274,7 +274,8 @@ def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
         other = "".join(others)
     is_budget = budget is not None
     space = Space(question="largest", dim=str(dim), other=other, resized=resized, limit=limit, is_budget=is_budget)
-    work, first = Measuring(source, space, [card], room), _at([min(each, limit) for each in starts])
+    work = Measuring(source, space, [card], room)
+    first = {name: min(start, limit) for name, start in zip(("size", "length"), starts, strict=False)}
     at_first = source.run(source.at(card, **first), card)  # a step that raises here ends the search
     if isinstance(step, ProgramStep):
         record = at_first.profile.step.model_copy(update={"program": None})
@@ -350,11 +351,6 @@ def _measure_sizes(
     return points
 
 
-def _at(sizes: Sequence[int]) -> dict[str, int]:
-    """The settings that have one size, or two."""
-    return dict(zip(("size", "length"), sizes, strict=False))
-
-
 def _measure_border(
     work: Measuring, first: Mapping[str, int], at_first: ProfiledStep, limit: int, tell: Callable[[str], None]
 ) -> tuple[list[Point], int | None]:
@@ -369,7 +365,7 @@ def _measure_border(
 
     def measure(size: int, beside: int) -> Point:
         if (size, beside) not in made:
-            at = work.source.at(card, **_at([size, beside]))
+            at = work.source.at(card, size=size, length=beside)
             made[size, beside] = point = work.measure_one(at, at_first if (size, beside) == (one, other) else None)
             tell(_describe_point(work.space, point))
         return made[size, beside]
@@ -381,9 +377,9 @@ def _measure_border(
         return measure(size, round_other(Fraction(other * size, one)))
 
     largest = _find_largest(search(measure_both, room, start=one, limit=limit, unit=grain, grain=grain))
-    for share in _SHARES if largest is not None else ():
-        beside = round_other(Fraction(other * (largest or 0), one) * share)
-        guess = min(max(round((largest or 0) / share / grain), 1) * grain, limit // grain * grain)
+    for share, both in ((share, largest) for share in _SHARES if largest is not None):
+        beside = round_other(Fraction(other * both, one) * share)
+        guess = min(max(round(both / share / grain), 1) * grain, limit // grain * grain)
         search(partial(measure, beside=beside), room, start=guess, limit=limit, unit=grain, grain=grain)
     return sorted(made.values(), key=lambda each: (each.length or 0, _size(each))), largest
 
@@ -469,9 +465,8 @@ def _note_standstill(source: Source, points: Sequence[Point]) -> Iterator[Assump
     ran = [point for point in points if point.counted_bytes is not None]
     same = [_size(point) for point in ran if point.counted_bytes == ran[-1].counted_bytes]
     is_one = all(point.length is None for point in points)
-    if (
-        isinstance(source, StepSource) and is_one and same and 4 * same[-1] >= 5 * same[0]
-    ):  # less may be the allocator's rounding
+    # Less may be the allocator's rounding.
+    if isinstance(source, StepSource) and is_one and same and 4 * same[-1] >= 5 * same[0]:
         text = f"the peak does not grow from {same[0]} on: the program has no more data, or does not use the size"
         yield Assumption(topic="size", text=text)
 

@@ -99,7 +99,7 @@ OLDEST = (9, 8)
 _CUDA_MAJORS = (13, 12)
 _LIBRARY = "libcudnn.so.9"
 _TIMEOUT_S = 300.0
-"""A child that loads cuDNN on two cores with twenty other processes has taken more than 60."""
+"""Long: the child loads cuDNN, on a machine that may do much else."""
 ASKING: set[int] = set()
 """The processes that ask cuDNN now: ours, and none of the program that is looked at."""
 _NEWEST_CAPABILITY = (12, 1)

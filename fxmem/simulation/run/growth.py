@@ -213,7 +213,7 @@ class GrowthLog:
         self._proved: tuple[Growth, ...] = ()
         self.known: dict[str, dict[str, str]] = {}
         """By owner whose growth was looked into while the program ran, `Growth.holder` and `kept_at` as found then."""
-        self._cycles_stay, self._cycle_at = False, ""
+        self._cycles_stay = False
         self._files: dict[str, set[int]] = {}
         """The program's own, each with the lines of its functions that have run when a round was over."""
 
@@ -337,19 +337,19 @@ class GrowthLog:
             places: as of `Holders.search`.
             saved: by storage that autograd keeps, the number of its node.
             cycles_stay: whether the program has switched Python's collector off.
-            cycle_at: the line of a backward that leaves gradients with their graph; empty for none.
+            cycle_at: the line of the last round's backward that leaves gradients with their graph; empty for none.
             is_last: whether no further rounds are looked at; else only who keeps it and where is found, which nobody
                 can tell when the program is over.
         """
         frames = list_frames(frame)
-        self._cycles_stay, self._cycle_at = cycles_stay, cycle_at
+        self._cycles_stay = cycles_stay
         grown = self.find()
         kept = [self._held[each.holder].oldest for each in grown]
         located = self._holders.locate(kept, places, saved) if kept else {}
         found = []
         for each, own in zip(grown, kept, strict=True):
             held_at = [place for index, place in located.items() if index in own]
-            found.append(self._prove(each, frames, loops, held_at, not saved.keys().isdisjoint(own)))
+            found.append(self._prove(each, frames, loops, held_at, not saved.keys().isdisjoint(own), cycle_at))
         named = zip(grown, found, strict=True)
         self.known = {was.holder: {"holder": each.holder, "kept_at": each.kept_at} for was, each in named}
         self._proved = _join_all(found) if is_last else ()
@@ -361,11 +361,12 @@ class GrowthLog:
         loops: LoopWatch | None,
         held_at: Sequence[tuple[str, Owner]],
         is_saved: bool,
+        cycle_at: str,
     ) -> Growth:
         found: dict[str, Any] = {"ends": loops and loops.find_last(len(self._alive))}
         if not held_at:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
             is_graphs = is_saved or grown.holder.endswith(".grad")
-            holder, line = (OWN_GRAPH, self._cycle_at) if self._cycle_at else ("", "")
+            holder, line = (OWN_GRAPH, cycle_at) if cycle_at else ("", "")
             found |= {"holder": IN_CYCLES, "kept_at": ""} if self._cycles_stay else {"holder": holder, "kept_at": line}
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
         ((path, owner), _) = Counter((path.partition("[")[0], owner) for path, owner in held_at).most_common(1)[0]

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from linecache import getlines
 from typing import Any, Final, NamedTuple, cast
 
+from fxmem.memory.findings.causes.written_activation import WRITTEN
 from fxmem.simulation.code.source_lines import last_name
 from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines
 
@@ -270,31 +271,27 @@ def add_import(file: str, statement: str) -> Edits:
 # --- an activation that is written out --------------------------------------------------------------------------------
 
 
-_CONSTANT: Final = {"erf": r"sqrt\(2|SQRT|1\.41|0?\.707", "tanh": r"0?\.0447|softplus", "sigmoid": r"^\D*$"}
-"""What an expression with this function has in it where it is the activation that has one."""
-
-
 def call_activation(file: str, line: int, call: str) -> Edits:
     """Let one call do what an expression of a line writes out in terms of one variable.
 
     Args:
         file, line: of the expression.
-        call: of the variable `x`: `torch.nn.functional.silu(x)`.
+        call: of the variable `x`, one of those that the finding proposes: `torch.nn.functional.silu(x)`.
     """
-    tree = _parse(file)
+    tree, (functions, constants) = _parse(file), WRITTEN[call]
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
     for node in (below for each in _innermost(tree, line) for below in ast.walk(each)):
         is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
         if is_product or (isinstance(node, ast.Call) and last_name(node.func) in ("mul", "mul_")):
-            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - modules
-            called = {last_name(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
-            functions, text = _CONSTANT.keys() & called, ast.unparse(node)
-            if len(names) == len(functions) == 1 and re.search(_CONSTANT[functions.pop()], text):
-                written = call.replace("(x", f"({names.pop()}")
-                return _checked(
-                    (_replace(os.path.realpath(file), cast(ast.expr, node), written), *add_import(file, "import torch"))
-                )
+            within = [*ast.walk(node)]
+            names = [each.id for each in within if isinstance(each, ast.Name) and each.id not in modules]
+            called = {last_name(each.func) for each in within if isinstance(each, ast.Call)}
+            is_it = called - {"mul", "mul_", "sqrt", "pow"} == functions - {"pow"}
+            is_alone = len(names) == 2 + ("pow" in functions) and len({*names}) == 1
+            if is_it and is_alone and re.match(constants or r"[^\d-]*$", ast.unparse(node)):
+                written = _replace(os.path.realpath(file), cast(ast.expr, node), call.replace("(x", f"({names[0]}"))
+                return _checked((written, *add_import(file, "import torch")))
     return ()
 
 

@@ -45,6 +45,8 @@ _NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls", "compile")
 itself what it recomputes."""
 QUICK = tuple(TABLES["quick"])
 """Changes that are tried first: a line or two each, and often worth the most."""
+_MENDS = "activation:"
+"""How keys of changes begin that do in one call what a finding says is written out: results differ by rounding."""
 _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "output", "training")
 
 
@@ -379,8 +381,8 @@ class _Advisor:
         reached: _Outcome | None = None
         for effect, plan in itertools.product(_EFFECTS if is_short else _EFFECTS[:1], plans):
             most = _EFFECTS.index(effect)
-            allowed = (each.key for each in useful if _EFFECTS.index(each.effect) <= most or _is_mend(each.key))
-            chosen, reached = self._add_helpful([*(self._changes[key] for key in allowed), *plan])
+            keys = (each.key for each in useful if _EFFECTS.index(each.effect) <= most or each.key.startswith(_MENDS))
+            chosen, reached = self._add_helpful([*(self._changes[key] for key in keys), *plan])
             if reached is not None and self._keeps(reached):
                 chosen, reached = self._drop_idle(chosen, reached)
                 break
@@ -505,11 +507,6 @@ class _Advisor:
             same_backward=_has_same_backward(self.step.profile, reached.profile),
             note="; ".join((*(change.note for change in changes if change.note), *less)),
         )
-
-
-def _is_mend(key: str) -> bool:
-    """Whether a change does in one call what a finding says is written out: its results differ in rounding alone."""
-    return key.startswith("activation:")
 
 
 def _worth(reached: _Outcome) -> tuple[int, int, int]:

@@ -746,6 +746,8 @@ class Activation(nn.Module):
             return x.roll(1, 0) * torch.sigmoid(x)
         if self.kind == "other":
             return 0.5 * x * (1.0 + torch.erf(x / 3.0))
+        if self.kind == "thrice":
+            return 1.5 * x * (1.0 + torch.erf(x / 1.4142))
         return x * torch.sigmoid(1.702 * x)
 
 
@@ -763,6 +765,7 @@ written_activation_of_gelu = functools.partial(written_activation, "gelu")
 written_activation_of_tanh = functools.partial(written_activation, "tanh")
 other_gate = functools.partial(written_activation, "gate")
 quick_gelu = functools.partial(written_activation, "quick")
+triple_gelu = functools.partial(written_activation, "thrice")
 other_gelu = functools.partial(written_activation, "other")
 
 
@@ -780,6 +783,32 @@ def kept_results_of_create_graph() -> None:
         optimizer.zero_grad()
         (gradient.norm(dim=1) - 1).square().mean().backward()
         step(optimizer)
+
+
+def kept_input_gradients() -> None:
+    """Nothing is sharded: gradients that no parameter has are those of inputs."""
+    net, kept = make_net(), []
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(6):
+        x = torch.randn(4096, 256, device="cuda", requires_grad=True)
+        net(x).square().mean().backward()
+        kept.append(x)
+        step(optimizer)
+
+
+def other_cycle() -> None:
+    """Gradients of gradients are wanted once; what grows is of a hook that keeps a node's own result."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    x = torch.randn(64, 256, device="cuda", requires_grad=True)
+    net(x).mean().backward(create_graph=True)
+    x.grad = None
+    step(optimizer)
+    for _ in range(6):
+        train(net)
+        step(optimizer)
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
+            net(torch.randn(4096, 256, device="cuda")).exp()
 
 
 def ddp_buckets_of_frozen() -> None:

@@ -17,7 +17,7 @@ from fxmem.hardware import catalogue
 from fxmem.memory import findings, liveness
 from fxmem.memory.figures import find_place
 from fxmem.memory.findings import CAUSES, Finding
-from fxmem.records.parts import HostUse
+from fxmem.records.parts import ONLY_TORCH, HostUse
 from fxmem.records.profile import Kind, ModuleCall, Node, Profile, Report, SourceLine, Timeline
 from fxmem.records.units import format_bytes
 from fxmem.show.plan_facts import describe, finding_facts
@@ -116,6 +116,8 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
         ("other-gate", "written-activation"),
         ("quick-gelu", "written-activation"),
         ("other-gelu", "written-activation"),
+        ("kept-input-gradients", "fsdp-gather"),
+        ("triple-gelu", "written-activation"),
         ("metric-after-the-step", "kept-output"),
     ],
 )
@@ -420,6 +422,12 @@ def test_the_line_is_the_users_where_a_package_made_the_call() -> None:
     assert find_place(profile, 1) == "nets/loss.py:7"
     assert find_place(profile, 2) == "layers.py:5"
     assert find_place(profile, None) == ""
+
+
+def test_another_graph_is_no_cycle_of_gradients() -> None:
+    texts = [each.text for each in run("other-cycle", "on").findings]
+    assert any(each.startswith(ONLY_TORCH) for each in texts)
+    assert not any("create_graph" in each for each in texts)
 
 
 def test_the_activation_of_a_library_is_chosen_in_its_configuration() -> None:

@@ -62,8 +62,15 @@ def act(x, y):
     x = y * torch.sigmoid(x)
     x = 0.5 * x * (1 + torch.erf(x / 1.4142))
     z = x * torch.sigmoid(1.702 * x)
+    z = x * torch.sigmoid(torch.relu(x))
+    z = -x * torch.sigmoid(x)
+    z = 1.5 * x * (1 + torch.erf(x / 1.4142))
+    z = x * torch.sigmoid(x) * torch.relu(x)
     return 0.5 * x * (1 + torch.erf(x / 3))
 '''
+
+
+SILU, GELU = "torch.nn.functional.silu(x)", "torch.nn.functional.gelu(x)"
 
 
 def drop(file: str, number: int) -> Edits:
@@ -143,12 +150,16 @@ RESULTS: dict[str, tuple[Callable[[str], Edits], str]] = {
         " from torch import nn|+import functools",
     ),
     "an activation in one call": (
-        lambda file: statements.call_activation(file, 40, "torch.nn.functional.silu(x)"),
+        lambda file: statements.call_activation(file, 40, SILU),
         "+    x = torch.nn.functional.silu(x) if y else x * torch.sigmoid(x)",
     ),
     "an activation with a constant": (
-        lambda file: statements.call_activation(file, 42, "torch.nn.functional.gelu(x)"),
+        lambda file: statements.call_activation(file, 42, GELU),
         "+    x = torch.nn.functional.gelu(x)",
+    ),
+    "an activation beside another call": (
+        lambda file: statements.call_activation(file, 47, SILU),
+        "+    z = torch.nn.functional.silu(x) * torch.relu(x)",
     ),
     "another statement": (
         lambda file: statements.replace_statement(
@@ -170,9 +181,12 @@ NOT_WRITTEN: dict[str, Callable[[str], Edits]] = {
     "a name that a round before may have bound": lambda file: statements.delete_name(file, 37, "total"),
     "an import that is there": lambda file: statements.add_import(file, "import torch"),
     "another statement than that": lambda file: statements.replace_statement(file, 8, "x = 1", "x = 2"),
-    "an activation of another variable": lambda file: statements.call_activation(file, 41, "F.silu(x)"),
-    "an activation with another constant": lambda file: statements.call_activation(file, 44, "F.gelu(x)"),
-    "an activation with a constant in its place": lambda file: statements.call_activation(file, 43, "F.silu(x)"),
+    "an activation of another variable": lambda file: statements.call_activation(file, 41, SILU),
+    "an activation with another constant": lambda file: statements.call_activation(file, 48, GELU),
+    "an activation with a constant in its place": lambda file: statements.call_activation(file, 43, SILU),
+    "an activation of another call": lambda file: statements.call_activation(file, 44, SILU),
+    "an activation of less": lambda file: statements.call_activation(file, 45, SILU),
+    "an activation three times as large": lambda file: statements.call_activation(file, 46, GELU),
     "a line that is not there": lambda file: statements.delete_name(file, 99, "out"),
 }
 

@@ -33,7 +33,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     returned = _find_returned(profile) if is_backward else set[int]()
     # What backward does not need at the peak, and once each other backward has begun.
     backwards = [each for each in profile.phases if each.phase is Phase.BACKWARD and each.begin + 1 < each.end]
-    others = [each.begin + 1 for each in backwards if is_backward and not each.begin <= peak.tick < each.end]
+    others = [each.begin + 1 for each in backwards if not each.begin <= peak.tick < each.end] if is_backward else []
     lines = defaultdict[str, dict[int, int]](dict)
     for index, end in find_idle(profile, peak.tick, *others).items():
         of = profile.storages[index]

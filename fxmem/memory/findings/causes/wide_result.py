@@ -21,8 +21,8 @@ _PAIRS: Final = frozenset(
     max min maximum minimum clamp where masked_fill gather""".split()
 )
 _OF_DIAGONAL: Final = {
-    "getitem": "x[torch.arange(n), index]",
-    **dict.fromkeys(("matmul", "mm"), "(a * b).sum(-1) of the rows"),
+    "getitem": "rows and columns by index at once, x[torch.arange(n), index]",
+    **dict.fromkeys(("matmul", "mm"), "(a * b.mT).sum(-1)"),
 }
 """How the diagonal of what these calls make is made alone."""
 _READS_DIAGONAL: Final = frozenset("diagonal diag trace".split())
@@ -57,16 +57,16 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         first, also = profile.nodes[found[0]], ", with what is made of it" if len(found) > 1 else ""
         nbytes = sum(alive[each] for each in found)
         if nbytes * _SHARE >= timeline.peak.requested_bytes:
-            shape = "x".join(map(str, first.outputs[0].shape))
-            is_wanted = "a part of the rows at a time, if all pairs are meant"
-            than = f"{_count(profile, found[0]) // read[found[0]]} times those that it reads"
+            shape, is_whole = "x".join(map(str, first.outputs[0].shape)), found[0] not in diagonal
+            times = _count(profile, found[0]) // (read[found[0]] or 1)
+            what = f"{times} times those that it reads{also}" if is_whole else "whose diagonal alone is read"
+            in_parts = "a part of the rows at a time, if all pairs are meant"
             yield Finding(
                 cause="wide-result",
-                text=f"{name_call(first)} makes {shape} numbers, "
-                + ("whose diagonal alone is read" if found[0] in diagonal else f"{than}{also}"),
+                text=f"{name_call(first)} makes {shape} numbers, {what}",
                 place=place,
                 nbytes=nbytes,
-                change=_OF_DIAGONAL[name_call(first)] if found[0] in diagonal else is_wanted,
+                change=in_parts if is_whole else _OF_DIAGONAL[name_call(first)],
             )
 
 
@@ -80,13 +80,13 @@ def _count(profile: Profile, index: int) -> int:
 
 
 def _find_diagonal(profile: Profile) -> set[int]:
-    """Nodes that make a square matrix of which the diagonal alone is read."""
+    """Nodes that make a matrix of which the diagonal alone is read."""
     nodes, readers = profile.nodes, list_readers(profile)
     found = {index for index, by in readers.items() if all(name_call(nodes[each]) in _READS_DIAGONAL for each in by)}
     kept = {index for index, each in enumerate(profile.storages) if each.holder}
 
-    def is_square(node: Node) -> bool:
+    def is_matrix(node: Node) -> bool:
         is_made = node.output_bytes and kept.isdisjoint(each.storage for each in node.outputs)
         return bool(is_made and name_call(node) in _OF_DIAGONAL and len(node.outputs[0].shape) == 2)
 
-    return {index for index in found if is_square(profile.nodes[index])}
+    return {index for index in found if is_matrix(profile.nodes[index])}

@@ -16,14 +16,15 @@ _WITHIN: Final = frozenset(
     "add sub mul div truediv pow square cube softplus sigmoid erf tanh imul iadd isub itruediv".split()
 )
 _SUMS: Final = {"add", "sub", "mul", "div", "truediv"}
-_CALLS: Final = {
-    ("sigmoid",): ("torch.nn.functional.silu(x)", ""),
-    ("erf",): ("torch.nn.functional.gelu(x)", r"sqrt\(2|SQRT|1\.41|0?\.707"),
-    ("pow", "tanh"): ('torch.nn.functional.gelu(x, approximate="tanh")', r"0?\.0447"),
-    ("softplus", "tanh"): ("torch.nn.functional.mish(x)", ""),
+_HALF: Final = r"(?=.*(?:(?<!\d)0?\.5(?!\d)|/ ?2\b)).*"
+WRITTEN: Final[dict[str, tuple[set[str], str]]] = {
+    "torch.nn.functional.silu(x)": ({"sigmoid"}, ""),
+    "torch.nn.functional.gelu(x)": ({"erf"}, rf"{_HALF}(?:sqrt\(2|SQRT|1\.41|\.707)"),
+    'torch.nn.functional.gelu(x, approximate="tanh")': ({"pow", "tanh"}, rf"{_HALF}\.0447"),
+    "torch.nn.functional.mish(x)": ({"softplus", "tanh"}, ""),
 }
-"""What one call does, by the functions that it is written with beside sums and products; and the constant that its
-lines have to have. Without one the functions are of the input itself: `x * sigmoid(1.702 * x)` is no SiLU."""
+"""By call, the functions that do the same beside sums and products, and the constants that their code has; without
+any, the functions are of the input itself: `x * sigmoid(1.702 * x)` is no SiLU."""
 _OF_TRANSFORMERS: Final = "gelu", "gelu_pytorch_tanh"
 """The activations of its configurations that are one call, of `gelu_python` and of `gelu_new`."""
 _LONGEST: Final = 10
@@ -77,9 +78,10 @@ def _find_written(
             x = nodes[x].inputs[0] if part else x
             within = chain | part | {each for each in above if x in _list_above(profile, each)}
             names = {name_call(nodes[each]) for each in within}
-            change, constant = _CALLS.get(tuple(sorted(names - _SUMS)), ("", ""))
+            change = next((call for call, (functions, _) in WRITTEN.items() if functions == names - _SUMS), "")
             code = " ".join(source.code for each in within if (source := nodes[each].source) is not None)
-            is_it = re.search(constant, code) if constant else names.isdisjoint(_SUMS)
+            constants = WRITTEN[change][1] if change else ""
+            is_it = re.match(constants, code) if constants else names.isdisjoint(_SUMS)
             is_alone = all(each in within or each == made for one in within for each in readers[one])
             if change and is_it and x in above and is_alone and name_call(nodes[made]) in ("mul", "imul"):
                 yield change, within, x

@@ -39,6 +39,8 @@ class GrowthWatch(RoundListener):
         self._host_growth = GrowthLog(self._host_log, self._host_holders)
         self._further: FurtherSteps | None = None
         self._full_at: int | None = None
+        self._cycle_at = ""
+        """As of `GrowthLog.prove`."""
 
     def note_optimizer(self) -> None:
         """The next round is the first of this one."""
@@ -46,6 +48,7 @@ class GrowthWatch(RoundListener):
 
     def note_round(self, over: RoundOver) -> None:
         """Count what is alive now."""
+        self._cycle_at, self._recording.engine.cycle_at = self._recording.engine.cycle_at, ""
         self._cycles.collect()
         self._host_holders.search([(find_variables, None)], {})
         if over.is_whole:
@@ -79,9 +82,8 @@ class GrowthWatch(RoundListener):
 
     def _prove(self, growth: GrowthLog, loops: LoopWatch | None = None, *, is_last: bool = True) -> None:
         owners, cycles_stay = self._owners, not self._cycles.are_freed
-        saved, cycle_at = owners.find_saved(), self._recording.engine.cycle_at
-        frame, places = sys._getframe(1), owners.places
-        growth.prove(frame, loops, places, saved, cycles_stay=cycles_stay, cycle_at=cycle_at, is_last=is_last)
+        frame, places, saved = sys._getframe(1), owners.places, owners.find_saved()
+        growth.prove(frame, loops, places, saved, cycles_stay=cycles_stay, cycle_at=self._cycle_at, is_last=is_last)
 
     @property
     def may_show_more(self) -> bool:
