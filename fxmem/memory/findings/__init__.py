@@ -16,7 +16,7 @@ from fxmem.records.findings import BytesOf, Finding
 from fxmem.records.profile import Profile, Report, Timeline
 from fxmem.records.registry import Registry
 
-__all__ = ["CAUSES", "WORTH_SAYING", "Finding", "find", "is_cut_short", "register"]
+__all__ = ["ACTIVATIONS", "CAUSES", "WORTH_SAYING", "Finding", "find", "is_cut_short", "register"]
 
 Find = Callable[[Profile, Timeline], Iterable[Finding]]
 
@@ -32,6 +32,16 @@ _ORDER: Final[dict[BytesOf, int]] = {
     "host": 2,
 }
 """What grows comes first: it has no end."""
+
+_HALF: Final = r"(?=.*(?:(?<!\d)0?\.5(?!\d)|/ ?2\b)).*"
+ACTIVATIONS: Final[dict[str, tuple[set[str], str]]] = {
+    "torch.nn.functional.silu(x)": ({"sigmoid"}, ""),
+    "torch.nn.functional.gelu(x)": ({"erf"}, rf"{_HALF}(?:sqrt\(2|SQRT|1\.41|\.707)"),
+    'torch.nn.functional.gelu(x, approximate="tanh")': ({"pow", "tanh"}, rf"{_HALF}\.0447"),
+    "torch.nn.functional.mish(x)": ({"softplus", "tanh"}, ""),
+}
+"""By call, the functions that do the same beside sums and products, and the constants that their code has; without
+any, the functions are of the input itself: `x * sigmoid(1.702 * x)` is no SiLU."""
 
 CAUSES: Registry[Find] = registry.CAUSES
 _known: dict[tuple[int, tuple[str, ...]], tuple[Finding, ...]] = {}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from linecache import getlines
 from typing import Any, Final, NamedTuple, cast
 
-from fxmem.memory.findings.causes.written_activation import WRITTEN
+from fxmem.memory.findings import ACTIVATIONS
 from fxmem.simulation.code.source_lines import last_name
 from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines
 
@@ -278,7 +278,7 @@ def call_activation(file: str, line: int, call: str) -> Edits:
         file, line: of the expression.
         call: of the variable `x`, one of those that the finding proposes: `torch.nn.functional.silu(x)`.
     """
-    tree, (functions, constants) = _parse(file), WRITTEN[call]
+    tree, (functions, constants) = _parse(file), ACTIVATIONS[call]
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
     for node in (below for each in _innermost(tree, line) for below in ast.walk(each)):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from fxmem.memory.figures import find_place, list_readers, name_call
-from fxmem.memory.findings import Finding
+from fxmem.memory.findings import ACTIVATIONS, Finding
 from fxmem.memory.findings.trials import save_bytes
 from fxmem.records.profile import Profile, Timeline
 
@@ -16,15 +16,6 @@ _WITHIN: Final = frozenset(
     "add sub mul div truediv pow square cube softplus sigmoid erf tanh imul iadd isub itruediv".split()
 )
 _SUMS: Final = {"add", "sub", "mul", "div", "truediv"}
-_HALF: Final = r"(?=.*(?:(?<!\d)0?\.5(?!\d)|/ ?2\b)).*"
-WRITTEN: Final[dict[str, tuple[set[str], str]]] = {
-    "torch.nn.functional.silu(x)": ({"sigmoid"}, ""),
-    "torch.nn.functional.gelu(x)": ({"erf"}, rf"{_HALF}(?:sqrt\(2|SQRT|1\.41|\.707)"),
-    'torch.nn.functional.gelu(x, approximate="tanh")': ({"pow", "tanh"}, rf"{_HALF}\.0447"),
-    "torch.nn.functional.mish(x)": ({"softplus", "tanh"}, ""),
-}
-"""By call, the functions that do the same beside sums and products, and the constants that their code has; without
-any, the functions are of the input itself: `x * sigmoid(1.702 * x)` is no SiLU."""
 _OF_TRANSFORMERS: Final = "gelu", "gelu_pytorch_tanh"
 """The activations of its configurations that are one call, of `gelu_python` and of `gelu_new`."""
 _LONGEST: Final = 10
@@ -78,9 +69,9 @@ def _find_written(
             x = nodes[x].inputs[0] if part else x
             within = chain | part | {each for each in above if x in _list_above(profile, each)}
             names = {name_call(nodes[each]) for each in within}
-            change = next((call for call, (functions, _) in WRITTEN.items() if functions == names - _SUMS), "")
+            change = next((call for call, (functions, _) in ACTIVATIONS.items() if functions == names - _SUMS), "")
             code = " ".join(source.code for each in within if (source := nodes[each].source) is not None)
-            constants = WRITTEN[change][1] if change else ""
+            constants = ACTIVATIONS[change][1] if change else ""
             is_it = re.match(constants, code) if constants else names.isdisjoint(_SUMS)
             is_alone = all(each in within or each == made for one in within for each in readers[one])
             if change and is_it and x in above and is_alone and name_call(nodes[made]) in ("mul", "imul"):
