@@ -481,7 +481,8 @@ def _source_lines(source: Source, rows: Sequence[Row]) -> Iterator[str]:
             f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None
         )
         yield f"- `{row.name}`: {errors}{'; not counted: ' + ', '.join(row.unknown) if row.unknown else ''}"
-        yield from (f"    - {describe_difference(difference)}" for difference in row.differences[:DIFFERENCES_LISTED])
+        for difference in row.differences[:DIFFERENCES_LISTED]:
+            yield f"    - {' '.join(next(describe_difference(difference)))}"
     yield from _plan_lines(source)
     without = {**source.failed, **{row.name: row.failure for row in rows if row.failure}}
     if without:

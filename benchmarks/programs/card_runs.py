@@ -574,7 +574,7 @@ def report(held: Sequence[Held], scripts: Sequence[HeldScript], name: str) -> It
         )
     for each in far:
         why = "unknown" if each.unknown else "bound" if each.is_bound else ""
-        first = describe_difference(each.differences[0]) if each.differences else ""
+        first = " ".join(next(describe_difference(each.differences[0]))) if each.differences else ""
         yield f"| {each.kind}/{each.name} {each.mode} | {each.error:+.2%} | {why} | {first} |"
     refused = [each for each in held if each.refused]
     if refused:

@@ -101,10 +101,9 @@ def _propose_size(
 ) -> int:
     """The size to measure next, strictly between `below` and `above`."""
     nothing_failed = above > limit
-    middle = 2 * below if nothing_failed else (below + above) // 2
     surely, hardly = _reach(points, room, below, above, unit) if guided else (None, None)
     if surely is None or hardly is None:
-        size = middle
+        size = 2 * below if nothing_failed else (below + above) // 2
     elif nothing_failed:
         # Far away the line is coarse: what fits for certain is the better stepping stone. Near, look for what does not
         # fit.
@@ -464,9 +463,8 @@ def _note_standstill(source: Source, points: Sequence[Point]) -> Iterator[Assump
     """A program may not use what it is given: too little data, or another argument."""
     ran = [point for point in points if point.counted_bytes is not None]
     same = [_size(point) for point in ran if point.counted_bytes == ran[-1].counted_bytes]
-    is_one = all(point.length is None for point in points)
     # Less may be the allocator's rounding.
-    if isinstance(source, StepSource) and is_one and same and 4 * same[-1] >= 5 * same[0]:
+    if isinstance(source, StepSource) and points[0].length is None and same and 4 * same[-1] >= 5 * same[0]:
         text = f"the peak does not grow from {same[0]} on: the program has no more data, or does not use the size"
         yield Assumption(topic="size", text=text)
 

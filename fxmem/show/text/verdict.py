@@ -63,7 +63,7 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     if verdict.differences:
         items = [("", "blocks on which the two logs disagree, the first ones:")]
         for each in verdict.differences[:_DIFFERENCES_SHOWN]:
-            items += _difference_lines(each)
+            items += describe_difference(each)
         more = len(verdict.differences) - _DIFFERENCES_SHOWN
         yield item_list("Logs", items + [("", f"and {more} more in the JSON")] * (more > 0))
     if verdict.segments:
@@ -155,13 +155,8 @@ def _describe_scratch(op: MeasuredOp, measurement: Measurement) -> str:
     return f"{kind} in {op.kernel.removesuffix('.default')}, {where}, {calls}: {shapes}"
 
 
-def describe_difference(difference: Difference) -> str:
-    """One line for a person: how large a block is, which log has it, and whose it is."""
-    return f"{format_bytes(difference.nbytes)} {_describe_side(difference)}"
-
-
-def _difference_lines(difference: Difference) -> Iterator[tuple[str, str]]:
-    """The block; where the card's stack is known, it and the nearest line of ours."""
+def describe_difference(difference: Difference) -> Iterator[tuple[str, str]]:
+    """How large a block is, which log has it, and whose it is; where the card's stack is known, it and our line."""
     yield format_bytes(difference.nbytes), _describe_side(difference)
     own = next((frame for frame in difference.frames if ".py:" in frame and "torch/" not in frame), "")
     kernels = [frame for frame in difference.frames if "at::" in frame and "empty" not in frame][:_KERNELS_SHOWN]

@@ -221,6 +221,19 @@ def test_what_python_would_collect_is_said() -> None:
     assert said.startswith("2.00 MiB that a step leaves in reference cycles")
 
 
+def test_what_was_there_before_and_is_dropped_in_a_cycle_is_freed_within_eight_steps() -> None:
+    def drop_old(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        old = [Cyclic().cuda()]
+        for number in range(20):
+            step(net, optimizer)
+            if number == 5:
+                old.clear()
+
+    alive = [each.retained_bytes for each in record(drop_old, steps=20).program.rounds]
+    assert alive[4] - alive[15] >= 4 * (512 * 512 + 512)
+    assert alive[1:] == sorted(alive[1:], reverse=True)
+
+
 def test_a_program_that_switches_the_collector_off_keeps_its_cycles() -> None:
     found = trials(frees=False)
     assert gc.isenabled()
