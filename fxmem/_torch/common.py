@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -400,7 +400,14 @@ def has_out(func: Any) -> bool:
 
 def is_mutable(func: OpOverload) -> bool:
     """Whether an op writes to an argument (`OpOverload._schema`, since 1.10)."""
-    return bool(func._schema.is_mutable)
+    return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
+
+
+def list_written(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among an op's arguments that it writes to."""
+    declared = op_arguments(func)
+    given = {**{each.name: value for each, value in zip(declared, args, strict=False)}, **kwargs}
+    return list(iterate_tensors([given.get(each.name) for each in declared if each.is_write]))
 
 
 @functools.cache

@@ -414,9 +414,7 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     factory = _is_factory(func)
     if not factory and (not tensors or any(find_value(each) is None for each in tensors)):
         return None
-    declared = zip(torch_common.op_arguments(func), [*args, *kwargs.values()], strict=False)
-    written = torch_common.iterate_tensors([value for argument, value in declared if argument.is_write])
-    if not all(isinstance(each, torch_common.FakeTensor) for each in written):
+    if not all(isinstance(each, torch_common.FakeTensor) for each in torch_common.list_written(func, args, kwargs)):
         return None  # the program's own real tensor must not be written to
 
     def swap(x: Any) -> Any:

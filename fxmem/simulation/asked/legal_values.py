@@ -22,7 +22,7 @@ import torch
 aten = torch.ops.aten
 
 MOST: Final = 1 << 20
-"""Elements of a tensor; a larger one is zeros, which take no memory until they are written to."""
+"""Elements of a tensor; a larger one is zeros."""
 _MEANING: Final = "_fxmem_meaning"
 _COMPARED: Final = "_fxmem_compared"
 

@@ -32,7 +32,7 @@ from fxmem.simulation.asked import known_values, legal_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.card.card_memory import CardMemory
 from fxmem.simulation.card.card_thread import CardThread
-from fxmem.simulation.card.host_ledger import HostLedger
+from fxmem.simulation.card.host_ledger import HostLedger, make_zeros
 from fxmem.simulation.code.source_lines import variables
 from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.recording.observe.op_recorder import OpRecorder, Run
@@ -157,6 +157,8 @@ class Border:
         if pins:
             kwargs = {**kwargs, "pin_memory": False}
         log, begin = self.log, self.log.tick
+        if torch_common.is_mutable(func):
+            self.host.fill(torch_common.list_written(func, args, kwargs), resizes=func is aten.resize_.default)
         casts = func is aten._to_copy.default and torch.device(kwargs.get("device") or "cpu").type == "cpu"
         copied = self.host.copy_stand_in(args[0], kwargs.get("dtype")) if casts else None
         result = func(*args, **kwargs) if copied is None else copied
@@ -180,6 +182,7 @@ class Border:
     def _write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """`real.copy_(fake)`."""
         self._notes.give(fake)
+        self.host.fill([real])
         with torch_common.no_modes(), torch_common.pause_observers(), torch.no_grad():
             real.detach().copy_(self.to_host(fake).expand(real.shape))
         if not known_values.is_known(fake):
@@ -198,16 +201,15 @@ class Border:
                 self.host.note_pretended(result)
             return result
         self._notes.give(result)
+        known = known_values.find_value(result)
+        is_zeros = known is None and result.numel() > legal_values.MOST
         with torch_common.no_modes(), torch_common.pause_observers():
-            real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
-            known = known_values.find_value(result)
-            if known is None and result.numel() > legal_values.MOST:
-                real.zero_()  # as it would be made, without another one beside it
-            else:
+            real = make_zeros(result)
+            if not is_zeros:
                 real.copy_(legal_values.make(result) if known is None else known)
         if known is None:
             self._notes.mark_copy(real)
-        self.host.note_from_card(real, self.log.node)
+        self.host.note_from_card(real, self.log.node, is_zeros=is_zeros)
         return real
 
 

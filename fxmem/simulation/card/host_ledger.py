@@ -6,9 +6,10 @@ What workers will copy of a list that they read is counted before it is read.
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,9 +17,25 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.memory.allocator_acts import PinnedPool
+from fxmem.simulation.asked import legal_values
 from fxmem.simulation.card.python_objects import count_copied
 from fxmem.simulation.recording.observe.event_log import StepLog
 from fxmem.simulation.recording.observe.observer import Observer
+
+
+def make_zeros(like: torch.Tensor) -> torch.Tensor:
+    """Zeros on the host, of the layout of a tensor. Where no values are made, they are mapped, and take no memory until
+    they are written to: a laptop has no room for all that a pipeline moves off a card."""
+    layout = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device="meta")
+    if like.numel() <= legal_values.MOST:
+        return torch.zeros_like(layout, device="cpu")
+    nbytes = layout.untyped_storage().nbytes()
+    mapped = torch.frombuffer(mmap.mmap(-1, nbytes, access=mmap.ACCESS_COPY), dtype=like.dtype)
+    return mapped.new_empty(0).set_(mapped.untyped_storage(), 0, layout.shape, layout.stride())
+
+
+def _is_mapped(tensor: torch.Tensor) -> bool:
+    return not tensor.untyped_storage().resizable()
 
 
 class HostLedger(Observer):
@@ -67,6 +84,21 @@ class HostLedger(Observer):
         if len(log.storages) > first:
             self.on_rise(0)
 
+    def note_zeros(self, zeros: torch.Tensor) -> None:
+        """Note what `make_zeros` made."""
+        (self.note_pretended if _is_mapped(zeros) else self.log.note_tensors)(zeros)
+
+    def fill(self, tensors: Iterable[torch.Tensor], *, resizes: bool = False) -> None:
+        """Give memory to those tensors that have none: somebody may write to them, or resize them."""
+        for tensor in tensors if self._pretended else ():
+            if (index := self.log.find_storage(tensor)) in self._pretended:
+                with torch_common.no_modes(), torch_common.pause_observers():
+                    storage = tensor.untyped_storage()
+                    torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
+                    if resizes and _is_mapped(tensor):
+                        tensor.set_(tensor.clone().untyped_storage())
+                self.on_free(index)
+
     def note_stand_in(self, storage: torch.UntypedStorage) -> None:
         """Note a file that stands in for weights, which are no numbers of anyone's."""
         self._stand_ins.append(storage)
@@ -84,10 +116,10 @@ class HostLedger(Observer):
         self.note_pretended(copied)
         return copied
 
-    def note_from_card(self, tensor: torch.Tensor, node: int) -> None:
+    def note_from_card(self, tensor: torch.Tensor, node: int, *, is_zeros: bool) -> None:
         """Note a real tensor that came from the card, as the result of this node."""
         self.log.node = node
-        self.log.note_tensors(tensor)
+        (self.note_zeros if is_zeros else self.log.note_tensors)(tensor)
 
     def note_made(self, args: Any, result: Any, node: int) -> None:
         """Note what was made of tensors that came from the card."""

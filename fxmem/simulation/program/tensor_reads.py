@@ -130,6 +130,8 @@ class TensorReads:
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(tensor, torch_common.FakeTensor):
                 self._notes.give(tensor)
+            elif how:
+                self._border.host.fill([tensor])  # who has an array of it may write to that
             result = run(tensor, *args, **kwargs)
             if isinstance(tensor, torch_common.FakeTensor) or not (origin := self._notes.find_copy(tensor)):
                 return result

@@ -167,8 +167,7 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: 
         return _size(given[1:]) + 2 * _size(given[-1:])
     read = given
     if writes:
-        declared = zip(torch_common.op_arguments(func), [*args, *kwargs.values()], strict=False)
-        changed = _tensors([value for argument, value in declared if argument.is_write])
+        changed = torch_common.list_written(func, args, kwargs)
         made = _tensors([changed, made])
         read = given[len(changed) :] if traffic == "overwrites" and name.endswith("_") else given
     return _size(read) + _size(made) + _reread(func, name, args, given, made)

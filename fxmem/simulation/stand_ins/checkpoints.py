@@ -28,7 +28,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.card.device_border import Border, has_fake_inside, move_to_card
-from fxmem.simulation.card.host_ledger import HostLedger
+from fxmem.simulation.card.host_ledger import HostLedger, make_zeros
 from fxmem.simulation.code.source_lines import find_holders
 from fxmem.simulation.processes.sandbox.isolation import Isolation
 
@@ -241,7 +241,8 @@ class _KeptTensor:
                 known_values.give(tensor, self.value)
         else:
             with torch_common.no_modes(), torch_common.pause_observers():
-                tensor = torch.zeros(self.shape, dtype=self.dtype) if self.value is None else self.value.clone()
+                like = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+                tensor = make_zeros(like) if self.value is None else self.value.clone()
         if self.is_parameter:
             return torch.nn.Parameter(tensor, self.requires_grad)
         return tensor.requires_grad_(self.requires_grad)
@@ -302,7 +303,7 @@ def _restore(text: bytes, load: Callable[..., Any], map_location: Any, target: t
             is_kept = isinstance(kept, _KeptTensor)
             made[number] = kept.load(map_location, target) if is_kept else _move(kept, map_location)
             if is_kept and kept.value is None:
-                host.note_pretended(made[number])  # zeros, which take no memory until they are written to
+                host.note_zeros(made[number])
         return made[number]
 
     unpickler = pickle.Unpickler(io.BytesIO(pickled))

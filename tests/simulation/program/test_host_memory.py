@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import os
@@ -66,6 +67,62 @@ def test_a_model_is_counted_on_the_host_until_it_moves_to_the_card(tmp_path: Pat
     assert re.search(r" at Linear \(.*train.py:2\); 512.0 MiB of it pretended here", describe_host(found))
     assert found.after_bytes is not None
     assert found.after_bytes < found.peak_bytes - 400 * MIB  # it has moved
+
+
+OFF_THE_CARD = """
+import torch
+
+def measure():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, bias=False) for _ in range(16)]).cuda()
+before, found = measure(), []
+net.cpu()
+found.append(measure() - before)
+with torch.no_grad():
+    net[0].weight[0] = 1
+found.append(measure() - before)
+array = net[1].weight.detach().numpy()
+found.append(measure() - before)
+found.append([float(array[0, 0]), net[0].weight[0, 0].item(), net[0].weight[1, 0].item()])
+print(found, file=open("found", "w"))
+"""
+
+
+@on_linux
+def test_what_comes_off_the_card_takes_no_memory_here_until_it_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    host = run(tmp_path, OFF_THE_CARD).host
+    moved, written, shown, numbers = ast.literal_eval(Path("found").read_text())
+    assert moved < 64 * MIB  # of a GiB
+    assert 48 * MIB < written - moved < 96 * MIB  # one weight of 64 MiB, of which a row was written
+    assert 48 * MIB < shown - written < 96 * MIB  # who has an array may write to that
+    assert numbers == [0.0, 1.0, 0.0]
+    assert host.pretended_bytes >= 14 * 64 * MIB
+    assert host.peak_bytes is not None
+    assert host.process_bytes is not None
+    assert host.peak_bytes == host.process_bytes + host.pretended_bytes
+
+
+def test_what_came_off_the_card_can_be_resized(tmp_path: Path) -> None:
+    code = """
+    import torch
+    from torch import nn
+
+    of_card = torch.randn(2048, 1024, device="cuda")
+    held = nn.Parameter(of_card.t().cpu())
+    assert held.is_leaf and held._base is None and held.stride() == (1, 1024)
+    (held * 2).sum().backward()
+    assert held.grad.shape == held.shape
+    made = of_card.cpu()
+    made.resize_(4096, 1024)[4095] = 3
+    assert made.sum() >= 3 * 1024
+    torch.save(of_card.cpu(), "saved.pt")
+    assert torch.load("saved.pt", map_location="cpu").shape == (2048, 1024)
+    """
+    assert not run(tmp_path, code).program.failed
 
 
 @on_linux
