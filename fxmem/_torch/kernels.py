@@ -104,6 +104,14 @@ def sdpa_order() -> tuple[int, ...]:
     return tuple(torch._C._get_sdp_priority_order())
 
 
+def sdpa_flags() -> tuple[Any, ...]:
+    """Which backends of attention the process allows, and in what order (`torch._C._get_flash_sdp_enabled` and its kind
+    since 2.0, of cuDNN since 2.5)."""
+    core = torch._C
+    allowed = core._get_flash_sdp_enabled(), core._get_mem_efficient_sdp_enabled(), core._get_math_sdp_enabled()
+    return *allowed, core._get_cudnn_sdp_enabled(), *sdpa_order()
+
+
 def kernel_flags() -> tuple[Any, ...]:
     """What `torch.backends.cudnn` and `torch.use_deterministic_algorithms` set, by which kernels are chosen.
 

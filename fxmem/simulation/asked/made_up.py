@@ -52,6 +52,8 @@ class MadeUpNotes:
     def __init__(self, given: Mapping[str, torch.Tensor] | None = None) -> None:
         self.unfollowed: set[str] = set()
         """Functions that use a card in processes of their own, of which nothing is known."""
+        self.reads = 0
+        """How often the program has asked a tensor of the target for a number."""
         self.assumed: list[Assumption] = []
         """What stands among the assumptions of the report, not as a guess."""
         self._given = given or {}

@@ -103,6 +103,7 @@ class TensorReads:
 
     def _number(self, tensor: Any) -> tuple[Any, bool]:
         """The number of a tensor of one element, and whether it is known."""
+        self._notes.reads += 1
         known = known_values.find_value(tensor)
         if known is not None:
             return known.item(), True
@@ -146,6 +147,7 @@ class TensorReads:
         return read
 
     def _truth(self, tensor: Tensor) -> bool:
+        self._notes.reads += 1
         known = known_values.find_value(tensor)
         if known is not None:
             return bool(known)
@@ -157,6 +159,7 @@ class TensorReads:
         return value
 
     def _host(self, tensor: Tensor, how: str) -> Tensor:
+        self._notes.reads += 1
         if not known_values.is_known(tensor):
             self._notes.note("read", how)
         return self._border.to_host(tensor)

@@ -2,29 +2,35 @@
 
 What a call asks of the card's allocator, in order, and what it returns follow from its arguments' layouts for as long
 as it leaves nothing but its result, and under autocast the casts of weights that are kept to its end, and as it leaves
-the numbers and containers that its modules have, or that `forward` names, as they were: then a further call is one
-operator, which makes tensors like those and passes through the memory that the others took meanwhile. What the model's
-Python does beside that is not done again. A call of which anything else stays, is freed or is counted runs each time;
-so does one of a model with a hook of the user's. The 4th, 8th, 16th call and so on run, too, and are compared.
+the numbers and containers as they were that its modules and the program's own functions have: then a further call is
+one operator, which makes tensors like those and passes through the memory that the others took meanwhile. A call of
+which anything else stays, is freed or is counted runs each time; so does one of a model with a hook of the user's, and
+one before which such a number has changed, or a value of its arguments that was the same so far. The 4th, 8th, 16th
+call and so on run, too, and are compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
+import random
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import kernels as torch_kernels
 from fxmem._torch import modules as torch_modules
 from fxmem.hardware.hidden_memory import Events, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces import Seen
 from fxmem.memory.generation import LoopEvent, find_events
+from fxmem.simulation.asked import known_values
 from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.code.source_lines import is_own_code
 from fxmem.simulation.recording.observe.event_log import LoggedStorage
@@ -95,6 +101,10 @@ class _Calls:
     alike: int = 0
     """Calls that ran one after another and were alike."""
     count: int = 0
+    state: list[Any] | None = None
+    """Of the model before them, as of `_list_state`."""
+    values: list[Any] = dataclasses.field(default_factory=list)
+    """Of the tensors among the arguments, as of `_read`; `...` where another changed nothing."""
 
 
 class RepeatedCalls:
@@ -110,7 +120,7 @@ class RepeatedCalls:
         self._runs_all = runs_all or machine.memory is None or recording.collectives.world is not None
         self._recording, self._log = recording, recording.log
         self._memory, self._trace = machine.memory, machine.trace
-        self._mode, self._device = recording.fakes, recording.device
+        self._mode, self._device, self._notes = recording.fakes, recording.device, machine.notes
         self._maker = torch_fakes.Maker(self._mode)
         self.is_on = False
         """Whether calls that are alike are made of those that ran."""
@@ -144,7 +154,8 @@ class RepeatedCalls:
         self.ran += 1
         module, (leaves, structure) = call.module, torch_common.tree_flatten((call.args, call.kwargs))
         key: list[Any] = [repr(structure), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
-        key += torch.is_inference_mode_enabled(), module.training, self._has_cast
+        key += torch.is_inference_mode_enabled(), torch.get_default_dtype(), module.training, self._has_cast
+        key += *torch_kernels.kernel_flags(), *torch_kernels.sdpa_flags()
         self._has_cast = torch.is_autocast_enabled("cuda")
         tensors: list[torch.Tensor] = []
         is_known = torch_fakes.describe(leaves, self._mode, None, key, tensors, of_offset=False)
@@ -155,27 +166,36 @@ class RepeatedCalls:
         known.count += 1
         if known.last is not None and any(known.last.storages[each].death is None for each in known.last.casts):
             known.last, known.alike, known.count = None, 0, _TRIED  # autocast still has its casts: another makes none
-        like = known.last
-        if like is not None and known.alike >= _CONFIRMED and known.count & (known.count - 1):
-            self.ran, self.made = self.ran - 1, self.made + 1
-            return call.as_node(lambda: self._make(like, tensors))
         if known.alike < _CONFIRMED and known.count > _TRIED:
             return call.run()
-        result, known.last = self._watch(module, call.run, tensors)
-        is_alike = like is not None and known.last is not None and known.last.is_like(like)
-        if known.alike >= _CONFIRMED and not is_alike:
+        like, state, values = known.last, _list_state(module), [_read(each) for each in tensors]
+        changed = [i for i, (old, new) in enumerate(zip(known.values, values, strict=False)) if old not in (..., new)]
+        is_expected = state == known.state and not changed
+        if like is not None and known.alike >= _CONFIRMED and is_expected and known.count & (known.count - 1):
+            self.ran, self.made = self.ran - 1, self.made + 1
+            return call.as_node(lambda: self._make(like, tensors))
+        reads = self._notes.reads
+        result, known.last = self._watch(module, call.run, tensors, state)
+        is_alike = like is not None and known.last is not None and known.last.is_like(like) and state == known.state
+        if is_alike and not (self._notes.reads > reads and any(not tensors[i].is_floating_point() for i in changed)):
+            known.alike += 1
+            known.values = [... if i in changed else old for i, old in enumerate(known.values)]
+            return result
+        if known.alike >= _CONFIRMED and is_expected:
             self.differs, known.last = type(module).__name__, None
-        known.alike = known.alike + 1 if is_alike else int(known.last is not None)
+        elif known.alike >= _CONFIRMED:
+            known.count = 1
+        known.alike, known.state, known.values = int(known.last is not None), state, values
         return result
 
     def _watch(
-        self, module: torch.nn.Module, run: Callable[[], Any], tensors: list[torch.Tensor]
+        self, module: torch.nn.Module, run: Callable[[], Any], tensors: list[torch.Tensor], state: list[Any] | None
     ) -> tuple[Any, _Call | None]:
         """Run a call; its result, and how to make one like it, None where that cannot be said."""
         hooks = (hook for each in module.modules() for hook in torch_modules.forward_hooks(each))
-        before = None if any(map(is_own_code, hooks)) else _list_state(module)
-        if before is None:
+        if state is None or any(map(is_own_code, hooks)):
             return run(), None
+        draws = random.getstate()
         log, ops, memory = self._log, self._log.ops, self._memory
         assert memory is not None
         _, acts = self._trace.since(0)
@@ -184,7 +204,8 @@ class RepeatedCalls:
         memory.ask_cudnn()
         events = find_events(self._trace.since(acts)[0], memory.asked)
         if (
-            _list_state(module) != before
+            _list_state(module) != state
+            or random.getstate() != draws
             or events is None
             or ops is not log.ops
             or any(each.stream != stream for each in events if each.nbytes)
@@ -262,26 +283,69 @@ class RepeatedCalls:
 
 
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_FUNCTIONS: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 _TENSORS: Final = ("_parameters", "_buffers")
 """Attributes of a module whose tensors may be replaced, as by what moves weights to the card for a call."""
 
 
+def _read(tensor: torch.Tensor) -> Any:
+    """The values of a tensor, to be compared; None where they are not known, or too many."""
+    known = known_values.find_value(tensor)
+    if known is None or known.numel() > known_values.LIMIT:
+        return None
+    with torch_common.no_modes(), torch_common.pause_observers():
+        return known.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@functools.cache
+def _list_functions(kind: type) -> tuple[types.FunctionType, ...]:
+    """The program's own functions of a class."""
+    functions = [each for base in kind.__mro__ for each in vars(base).values() if isinstance(each, types.FunctionType)]
+    return tuple(filter(is_own_code, functions))
+
+
+def _list_used(function: Any) -> Iterator[Any]:
+    """What a function of the program's own is bound to, and what its code names outside of it."""
+    if isinstance(function, functools.partial):
+        yield from (function.func, *function.args, *function.keywords.values())
+        return
+    if isinstance(function, types.MethodType):
+        yield function.__self__
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # which has nothing yet
+            yield cell.cell_contents
+    codes = [function.__code__]
+    for code in codes:
+        codes += (each for each in code.co_consts if isinstance(each, types.CodeType))
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+
+
 def _list_state(module: torch.nn.Module) -> list[Any] | None:
-    """The numbers that a module has and what belongs to it, and its tensors; None where there are too many."""
+    """The numbers that a module has and what belongs to it, what of the program's functions lead to, and its tensors;
+    None where there are too many."""
     found, seen = list[Any](), set[int]()
 
     def note(value: Any, depth: int) -> None:
-        kind = type(value)
+        kind: Any = type(value)
         if kind in _PLAIN:
             found.append(value)
             return
-        is_opaque = isinstance(value, (torch.Tensor, torch.nn.Module, type, types.ModuleType)) or callable(value)
-        found.append(id(value) if is_opaque else kind)
-        if id(value) in seen or depth > _DEEPEST or len(found) > _MOST_VALUES or is_opaque:
+        is_function = isinstance(value, _FUNCTIONS)
+        is_opaque = is_function or isinstance(value, (torch.Tensor, torch.nn.Module, type, types.ModuleType))
+        found.append(id(value) if is_opaque and kind is not types.MethodType else kind)
+        if id(value) in seen or depth > _DEEPEST or len(found) > _MOST_VALUES:
             return
         seen.add(id(value))
-        is_set = isinstance(value, (set, frozenset))
-        for name, inner, _ in (("", each, None) for each in value) if is_set else list_parts(value):
+        if is_function and is_own_code(value):
+            within = [("", each, None) for each in _list_used(value)]
+        elif is_opaque:
+            return
+        elif isinstance(value, (set, frozenset)):
+            within = [("", each, None) for each in value]
+        else:
+            within = [*list_parts(value), *(("", each, None) for each in _list_functions(kind))]
+        for name, inner, _ in within:
             found.append(name)
             note(inner, depth + 1)
 
@@ -289,9 +353,11 @@ def _list_state(module: torch.nn.Module) -> list[Any] | None:
         for name, value in vars(each).items():
             if name not in _TENSORS:
                 note(value, 0)
-        forward = inspect.unwrap(type(each).forward)
-        for name in forward.__code__.co_names if is_own_code(forward) else ():
-            note(forward.__globals__.get(name), 0)
+            else:
+                found.extend((tensor.dtype, tensor.shape) for tensor in value.values() if tensor is not None)
+        kind: Any = type(each)
+        for function in _list_functions(kind):
+            note(function, 0)
     return None if len(found) > _MOST_VALUES else found
 
 

@@ -64,6 +64,21 @@ def test_calls_that_are_made_take_what_a_whole_run_takes(kind: str) -> None:
     assert step_seconds(recorded.profile) == pytest.approx(step_seconds(whole.profile), rel=0.01)
 
 
+UNLIKE = "attribute of_a_part named collected hooked halved replaced counting lengths attention".split()
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_calls_that_only_look_alike_run(kind: str) -> None:
+    program = Launch(str(Path(PROGRAM).with_name("unlike.py")), (kind,))
+    recorded, whole = (
+        launch(program, catalogue.target("rtx3090"), RunSettings(until=until)).recorded for until in (None, "end")
+    )
+    assert [each.requested_bytes for each in recorded.rounds] == [each.requested_bytes for each in whole.rounds]
+    assert [each.reserved_bytes for each in recorded.rounds] == [each.reserved_bytes for each in whole.rounds]
+    assert not any(each.topic == "calls" and "not like" in each.text for each in recorded.profile.assumptions)
+    assert (made(recorded) > 0) == (kind not in ("named", "collected", "counting"))
+
+
 def test_a_loop_is_followed_to_its_end() -> None:
     each = found(run("kept"))
     assert (each.ran, each.batches, each.is_loop) == (20, 20, True)
