@@ -240,6 +240,7 @@ class _Step:
         return ComparedStep(
             **profile.heading(),
             peak_phase=self.peak.phase,
+            fits=self.peak.fits,
             peak_node="" if op is None else describe(profile.nodes[profile.ops[op].node]),
         )
 

@@ -26,6 +26,8 @@ class ComparedStep(Headed):
     peak_phase: Phase
     peak_node: str
     """The node that runs at the peak, in words; empty if it comes before the first."""
+    fits: bool | None = None
+    """As `Peak.fits`."""
 
 
 class Grown(Record):

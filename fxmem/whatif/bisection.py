@@ -155,6 +155,7 @@ class _Asked:
                 check=False,
             )
             if file.exists() and done.returncode in (0, 4):
+                file.write_text(file.read_text("utf-8").replace(f"{self._folder}{os.sep}", ""), "utf-8")
                 return load_report(file)
         self.error = " ".join(done.stderr.splitlines()[-_SHOWN:])
         return None

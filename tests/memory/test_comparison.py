@@ -339,6 +339,33 @@ def saved(tmp_path: Path) -> tuple[str, str]:
     return str(paths[0]), str(paths[1])
 
 
+WIDE = """
+import torch
+
+
+class Wide(torch.nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.width = width
+
+    def forward(self, x):
+        wide = x.repeat(1, self.width)
+        return wide.sin().sum()
+"""
+
+
+def test_lines_and_verdicts_of_both_sides(tmp_path: Path) -> None:
+    file = tmp_path / "wide.py"
+    file.write_text(WIDE)
+    given = f"{file}:Wide", "--input", "4096x8", "--mode", "infer", "--target", "6GB", "--quiet", "--width", "80"
+    text = run(*given, "--with", "set=width=65536")[1]
+    line = next(number for number, code in enumerate(WIDE.splitlines(), 1) if "repeat" in code)
+    assert f"wide.py:{line}+8.00GiB:wide=x.repeat(1,self.width)" in "".join(text.split())
+    assert re.search(r"^Memory +fits: .* of 5.43 GiB on 6GB.*\n +-> does NOT fit: ", text, re.MULTILINE)
+    comparison = StepComparison.model_validate_json(run(*given[:-2], "--json", "-", "--with", "set=width=4")[1])
+    assert (comparison.before.fits, comparison.after.fits) == (True, True)
+
+
 def test_two_reports(saved: tuple[str, str], tmp_path: Path) -> None:
     expected = compare(*(load_report(Path(name)) for name in saved))
     assert run(*saved, "--width", "80") == (0, comparison_reporting.table(expected, width=80))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -60,6 +61,10 @@ def test_the_commit_that_widens_a_model_is_found(repository: list[str], capsys: 
     assert found.commit is not None
     assert (found.commit.name, found.commit.subject) == (repository[2], "Change 2")
     assert f"Commit      {repository[2][:10]} Change 2" in out
+    lines = out.partition("Lines ")[2].partition("Memory")[0]
+    assert re.match(r" +work/train.py:\d+ \+\S+ MiB: (optimizer.step\(\)|net)", lines)
+    assert "Memory      fits: " in out
+    assert "fxmem-bisect-" not in Path("found.json").read_text(encoding="utf-8")
     assert (found.params_bytes.before, found.params_bytes.after) == (4 * 513 * 512, 4 * 1025 * 1024)
     assert f"asking {repository[0][:10]}" in err
     os.remove("found.json")

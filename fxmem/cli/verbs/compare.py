@@ -82,6 +82,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.memory.comparison import compare
     from fxmem.memory.liveness import shorten_step
     from fxmem.show import plots
+    from fxmem.show.facts import find_fit
     from fxmem.show.text import comparison as comparison_reporting
     from fxmem.show.text.comparison import summarize_growth
 
@@ -104,7 +105,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             options, options.svg, plots.timeline_svg(plots.PlottedStep(before, timeline, levels), after=later_step)
         )
     summary = "" if options.markdown is None else summarize_growth(comparison, timeline, later)
-    shape = {"depth": options.depth, "top": options.top, **layout(options)}
+    sides = (before, timeline.peak), (after, later.peak)
+    verdicts = [find_fit(*each).verdict for each in sides] if comparison.after.fits is not None else []
+    shape = {"depth": options.depth, "top": options.top, "verdicts": verdicts, **layout(options)}
     text = write_json(options, comparison.to_json, lambda: comparison_reporting.table(comparison, **shape), summary)
     return (0 if most is None else _judge(timeline.peak, later.peak, most, options.fail_over)), text
 

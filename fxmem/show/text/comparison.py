@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -41,7 +42,13 @@ _WIDE_TOTALS = 64
 
 
 def table(
-    comparison: StepComparison, *, width: int = 100, depth: int | None = None, top: int = 8, color: bool = False
+    comparison: StepComparison,
+    *,
+    width: int = 100,
+    depth: int | None = None,
+    top: int = 8,
+    color: bool = False,
+    verdicts: Sequence[str] = (),
 ) -> str:
     """The comparison as text whose lines are at most `width` columns wide.
 
@@ -52,9 +59,10 @@ def table(
             hundredth of the larger peak.
         top: how many nodes to list, the largest change first.
         color: whether to write ANSI colours.
+        verdicts: whether each of the two fits, as of `fxmem.show.facts.find_fit`.
     """
     width = max(width, 60)
-    parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
+    parts: list[RenderableType] = [facts(_heads(comparison, verdicts)), _totals(comparison, width)]
     modules = list(select_rows(comparison, depth))
     if modules:
         parts += [_modules(modules, width), note(_legend(comparison, depth, modules))]
@@ -70,9 +78,11 @@ def table(
     return render(parts, width, color)
 
 
-def _heads(comparison: StepComparison) -> Iterator[Fact]:
+def _heads(comparison: StepComparison, verdicts: Sequence[str]) -> Iterator[Fact]:
     """What changed most, then what was compared; where the two differ, both."""
     yield from _answer(comparison)
+    if verdicts:
+        yield Fact("Memory", "\n-> ".join(dict.fromkeys(verdicts)))
     if (commit := comparison.commit) is not None:
         yield Fact("Commit", f"{commit.name[:10]} {printable(commit.subject)}", tone="good")
         passed = f", or one of {commit.passed_over} before it, at which the command fails" if commit.passed_over else ""
@@ -108,6 +118,15 @@ def _answer(comparison: StepComparison) -> Iterator[Fact]:
             for start, _, count in runs
         )
         yield Fact("Most", printable(f"{', '.join(words)} at the peak"))
+    lines = Counter[str]()
+    for node in comparison.nodes:
+        if node.source is not None:
+            lines[f"{node.source.place} CHANGE: {node.source.code}"] += node.at_peak.delta or 0
+    worth = max(peak.before or 0, peak.after or 0) // _SHARE
+    found = [each for each in sorted(lines.items(), key=lambda each: -abs(each[1])) if abs(each[1]) > worth]
+    if found:
+        words = (each.replace("CHANGE", format_delta(delta, format_bytes), 1) for each, delta in found[:_MOST])
+        yield Fact("Lines", "\n".join(map(printable, words)))
 
 
 def _join_sides(ours: Fact, theirs: Fact) -> str:
