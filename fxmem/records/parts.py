@@ -283,7 +283,8 @@ class EvaluationPass(Record):
     grown: Many[Growth] = ()
     """Who keeps more after each batch, the most first; batches are the steps of these."""
     end_bytes: Bytes | None = None
-    """The most requested at once in the whole pass; None where something grows and its end is not known."""
+    """The most requested at once in the whole pass; None where something grows and its end is not known, or whether it
+    goes on."""
 
     reserved_bytes: Bytes | None = None
     """The most reserved until the last batch is over, where further batches were replayed; None where their sizes do
@@ -296,6 +297,11 @@ class EvaluationPass(Record):
         """Whether batches that did not run leave something more: what the program makes of all of it (one tensor, by
         `torch.cat`) is of those that ran."""
         return bool(self.growth_bytes or self.is_loop) and (self.batches is None or self.ran < self.batches)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether what grows is proved to go on, or to end at a batch that is known."""
+        return all(each.is_endless or each.until is not None for each in self.grown)
 
     @property
     def of(self) -> Literal["batch", "pass"]:

@@ -126,11 +126,15 @@ def _describe_evaluation(about: EvaluationPass) -> str:
     if not about.growth_bytes:
         return words
     keeper = f" ({_describe_keeper(about.grown[0])})" if about.grown else ""
-    words += f"; {about.growth_bytes:,} bytes more a {about.of}{keeper}"
+    ends = [each.until for each in about.grown if each.until is not None]
+    until = f" until {about.of} {max(ends):,}" if len(ends) == len(about.grown) > 0 else ""
+    words += f"; {about.growth_bytes:,} bytes more a {about.of}{keeper}{until}"
     if about.end_bytes is not None:
         words += f", {format_bytes(about.end_bytes)} at its end"
         cached = about.reserved_bytes is not None and about.reserved_bytes > about.end_bytes
         words += f", {format_bytes(about.reserved_bytes)} reserved" if cached else ""
+    elif not about.is_proved and about.is_carried_on:
+        words += "; whether it goes on was not seen"
     return f"{words}; --until end runs what is made of them, too" if about.is_carried_on else words
 
 

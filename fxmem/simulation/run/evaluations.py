@@ -143,7 +143,7 @@ class Evaluations:
         most = None if self._memory is None or not self._memory.raises else self._memory.usable_bytes
         is_full = most is not None and of.find_full(most) is not None
         self.is_cut = of.is_loop and is_full
-        if is_full or (most is not None and of.growth_bytes and of.end_bytes is None):
+        if is_full or (most is not None and of.growth_bytes and of.end_bytes is None and of.is_proved):
             return False
         self._repeats.is_on = True
         self._first, self._until = of.ran, time.monotonic() + 2 * MOST_SECONDS
@@ -153,7 +153,10 @@ class Evaluations:
     def _note_further(self, ran: int, tick: int) -> bool:
         """Another batch of a pass that is run whole is over. Say whether the next one runs, too."""
         last, now = self.passes[-1], (time.monotonic(), len(self._log.ops))
-        left, goes_on = (last.batches or 0) - ran, now[0] < self._until
+        whole, ends = last.batches or 0, [each.until for each in last.grown]
+        if ends and None not in ends:  # with what is done of all that was kept until then
+            whole = min(whole, max(each or 0 for each in ends) + _TIMED)
+        left, goes_on = whole - ran, now[0] < self._until and (ran < whole or whole == last.batches)
         if ran == self._first + 1:
             self._timed = now
         elif ran == self._first + _TIMED:
@@ -164,7 +167,7 @@ class Evaluations:
             self._note_held(tick)
         last = last.model_copy(update={"ran": ran, "requested_bytes": self._machine.find_peak()[0]})
         last = last.model_copy(update={"end_bytes": self._find_end(last)})
-        if goes_on and left < 2:  # who knows the number asks for no batch after the last one
+        if goes_on and left < 2 and whole == last.batches:  # who knows the number asks for no batch after the last one
             last = last.model_copy(update={"ran": last.batches, "reserved_bytes": None, "full_at": None})
         self.passes[-1] = last
         self._repeats.is_on, self.is_cut = goes_on and left > 0, not goes_on
@@ -184,8 +187,13 @@ class Evaluations:
         if even is None or of.batches is None or of.ran < EVALUATED:
             return None
         over = min(of.ran, self._calls)  # a batch may be fetched ahead
-        further = RepeatedSteps(even, of.batches - over)
+        if _find_ahead(of, over) is None:
+            return {}
+        ends = [min(of.batches, each.until or of.batches) for each in of.grown]
+        further = RepeatedSteps(even, max(min(ends, default=of.batches) - over, 0))
         found = {"reserved_bytes": memory.try_steps(further).reserved}
+        if further.done == further.periods and min(ends, default=0) < max(ends, default=0):
+            return {}  # something else goes on
         return found if further.done == further.periods else {**found, "full_at": over + further.done + 1}
 
     def _find_end(self, of: EvaluationPass) -> int | None:
@@ -220,15 +228,13 @@ class Evaluations:
 
 
 def _find_ahead(of: EvaluationPass, ran: int) -> dict[str, int] | None:
-    """How many bytes the batches leave that come after so many, by owner; None where their number is not known."""
-    found: dict[str, int] = {}
-    growing = [(each.holder, each.nbytes, each.until) for each in of.grown] or [("", of.growth_bytes or 0, None)]
-    for holder, nbytes, until in growing if of.growth_bytes else []:
-        ends = [end for end in (of.batches, until) if end is not None]
-        if not ends:
-            return None
-        found[holder] = nbytes * max(min(ends) - ran, 0)
-    return found
+    """How many bytes the batches leave that come after so many, by owner; None where their number is not known, or
+    whether they do."""
+    if not of.growth_bytes:
+        return {}
+    if of.batches is None or not of.grown or not of.is_proved:
+        return None
+    return {each.holder: each.nbytes * max(min(each.until or of.batches, of.batches) - ran, 0) for each in of.grown}
 
 
 def explain_evaluations(passes: Sequence[EvaluationPass]) -> Iterator[str]:

@@ -338,8 +338,8 @@ class GrowthLog:
             saved: by storage that autograd keeps, the number of its node.
             cycles_stay: whether the program has switched Python's collector off.
             cycle_at: the line of the last round's backward that leaves gradients with their graph; empty for none.
-            is_last: whether no further rounds are looked at; else only who keeps it and where is found, which nobody
-                can tell when the program is over.
+            is_last: whether no further rounds are looked at; else when it ends is not found, but what nobody can tell
+                when the program is over.
         """
         frames = list_frames(frame)
         self._cycles_stay = cycles_stay
@@ -351,7 +351,8 @@ class GrowthLog:
             held_at = [place for index, place in located.items() if index in own]
             found.append(self._prove(each, frames, loops, held_at, not saved.keys().isdisjoint(own), cycle_at))
         named = zip(grown, found, strict=True)
-        self.known = {was.holder: {"holder": each.holder, "kept_at": each.kept_at} for was, each in named}
+        names = "holder", "kept_at", "is_endless"
+        self.known = {was.holder: {name: getattr(each, name) for name in names} for was, each in named}
         self._proved = _join_all(found) if is_last else ()
 
     def _prove(

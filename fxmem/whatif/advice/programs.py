@@ -302,7 +302,7 @@ def _find_forward(profile: Profile) -> tuple[str, int, int] | None:
     end = next((index for index, op in enumerate(profile.ops) if op.phase is Phase.BACKWARD), None)
     there = (profile.nodes[op.node].source for op in profile.ops[:end] if op.node >= begin)
     own = (each.line for each in there if each and (each.file, each.function) == (call.file, call.function))
-    return call.file, call.line, max(call.line, *own)
+    return call.file, call.line, max([call.line, *own])
 
 
 # --- what grows -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,11 +50,20 @@ def make() -> nn.Module:
     return net.cuda()
 
 
+def empty(what: Any) -> None:
+    """Let go of what somebody has, if that is much."""
+    if sum(each.nbytes for each in what) > 1.3e6:
+        del what[:]
+
+
 def sample(net: nn.Module, steps: int) -> torch.Tensor:
     """Denoise, as a pipeline does."""
     x = torch.randn(256, 64, dtype=torch.float32 if kind == "cast" else torch.float16).cuda()
     kept: list[torch.Tensor] = []
     blocks: list[torch.Tensor] = []
+    there: list[torch.Tensor] = []
+    held: list[torch.Tensor] = []
+    last = deque[torch.Tensor](maxlen=25)
     for i in range(steps):
         if kind == "large":
             blocks.append(torch.empty((1 + i * i) * 2**20, dtype=torch.uint8, device="cuda"))
@@ -66,6 +77,16 @@ def sample(net: nn.Module, steps: int) -> torch.Tensor:
         else:
             y = net(x)
         x = y if kind == "varied" else x - 0.1 * y * i
+        if kind == "window":
+            last.append(y)
+        if kind == "flushed":
+            held.append(y)
+        if len(held) == 40:
+            print(len(torch.cat(held)))
+            held.clear()
+        if kind == "emptied":
+            there.append(y)
+            empty(there)
         if kind in ("kept", "joined"):
             kept = [torch.cat([*kept, y])] if kind == "joined" else [*kept, y]
     return torch.cat(kept) if kept else x

@@ -19,6 +19,11 @@ from fxmem.simulation.program import Launch, LaunchResult, RecordedProgram, RunS
 from fxmem.simulation.run import evaluations
 
 PROGRAM = str(Path(__file__).with_name("inferring.py"))
+LINES = Path(PROGRAM).read_text(encoding="utf-8").splitlines()
+STEPS, KEPT, CALLS = (
+    f"{PROGRAM}:{next(number for number, line in enumerate(LINES, 1) if text in line)}"
+    for text in ("for i in range(steps)", "kept = [torch.cat", "for _ in range(4 if")
+)
 PLAIN = ("plain", "kept", "joined", "nested", "left", "varied", "cast", "model-offload")
 UNEVEN = ("refilled", "counted", "sequential")
 OFFLOADS = ("model-offload", "sequential")
@@ -86,9 +91,7 @@ def test_a_loop_is_followed_to_its_end() -> None:
     assert [grown.holder for grown in each.grown] == ["kept"]
     (fact,) = evaluation_facts(run("kept").program)
     assert fact.label == "Loop"
-    assert fact.text.startswith(
-        f"{PROGRAM}:56: 20 of 20 passes ran; 32,768 bytes more a pass ({PROGRAM}:70 keeps kept)"
-    )
+    assert fact.text.startswith(f"{STEPS}: 20 of 20 passes ran; 32,768 bytes more a pass ({KEPT} keeps kept)")
 
 
 def test_a_loop_that_is_left_has_as_many_passes_as_ran() -> None:
@@ -97,8 +100,8 @@ def test_a_loop_that_is_left_has_as_many_passes_as_ran() -> None:
 
 def test_the_outermost_loop_with_passes_is_followed() -> None:
     *inner, outer = run("nested").program.evaluations
-    assert (outer.place, outer.ran, outer.batches) == (f"{PROGRAM}:76", 4, 4)
-    assert [(each.place, each.ran) for each in inner] == [(f"{PROGRAM}:56", 20)]
+    assert (outer.place, outer.ran, outer.batches) == (CALLS, 4, 4)
+    assert [(each.place, each.ran) for each in inner] == [(STEPS, 20)]
 
 
 def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
@@ -107,12 +110,35 @@ def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
     each = found(short)
     assert each.ran < 20
     assert each.is_carried_on
-    assert short.program.ending.startswith(f"stopped after {each.ran} of 300 passes of the loop at {PROGRAM}:56")
+    assert short.program.ending.startswith(f"stopped after {each.ran} of 300 passes of the loop at {STEPS}")
     ahead = whole.rounds[-1]
     joined = 300 * 256 * 64 * 2
     assert each.end_bytes is not None
     assert each.end_bytes + joined > ahead.requested_bytes > each.end_bytes  # `torch.cat` of all comes after the loop
-    assert f"with 6 of 300 passes of the loop at {PROGRAM}:56" in find_fit(short.profile, short.peak).verdict
+    assert f"with 6 of 300 passes of the loop at {STEPS}" in find_fit(short.profile, short.peak).verdict
+
+
+@pytest.mark.parametrize("kind", ["flushed", "window", "emptied"])
+def test_what_a_loop_lets_go_of_again_does_not_fill_the_card(kind: str) -> None:
+    """All that it ever keeps is seen where its code says when it lets go; else that it goes on is not claimed."""
+    short, whole = run(kind, 10_000_000, seconds=0.5), run(kind, 300, whole=True)
+    each = found(short)
+    assert short.peak.fits
+    assert short.shortage == ""
+    assert (each.full_at, each.is_carried_on) == (None, True)
+    assert "fits so far" in find_fit(short.profile, short.peak).verdict
+    (fact,) = evaluation_facts(short.program)
+    if kind == "emptied":
+        assert each.end_bytes is None
+        assert "whether it goes on was not seen" in fact.text
+    else:
+        (grown,) = each.grown
+        assert each.ran == (grown.until or 0) + 3
+        assert f" a pass ({PROGRAM}" in fact.text
+        assert f" until pass {grown.until}, " in fact.text
+        assert short.rounds[-1].requested_bytes == whole.rounds[-1].requested_bytes
+    if kind == "emptied":
+        assert [each.cause for each in findings.find(whole.profile, whole.timeline)] == []
 
 
 @pytest.mark.truth

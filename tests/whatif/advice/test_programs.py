@@ -134,6 +134,38 @@ def test_programs_that_need_no_advice() -> None:
         fxmem.advise(fxmem.analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu"), steps=3)
 
 
+OWN_LOSS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256))
+
+    def forward(self, x):
+        return torch.nn.functional.mse_loss(self.layers(x), x)
+
+net = Net().cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(4):
+    x = torch.randn(4096, 256, device="cuda")
+    loss = net(x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_model_that_returns_its_own_loss(tmp_path: Path) -> None:
+    script = tmp_path / "own_loss.py"
+    script.write_text(OWN_LOSS)
+    parser = Parser().add_arguments(advise_command.ARGUMENTS)
+    words = ("--target", "100MB", "--no-plans", "--quiet", "--run", str(script))
+    code, text = advise_command.run(parser.parse_args(words))
+    assert code == 4
+    assert "1. bfloat16 autocast" in text
+
+
 def test_advice_on_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "own.py"
     script.write_text(f"{SCRIPT}\ntrain()\n")

@@ -30,7 +30,10 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         for each in _find_endless(evaluation.grown):
             if batches is not None and batches * each.nbytes < least:
                 continue
-            sum_of_all = "" if batches is None else f", about {format_bytes(batches * each.nbytes)} of {batches:,}"
+            if not (each.is_endless or evaluation.is_carried_on):
+                continue  # it has ended before the last
+            nbytes = batches and each.is_endless and batches * each.nbytes
+            sum_of_all = f", about {format_bytes(nbytes)} of {batches:,}" if nbytes else ""
             yield _describe(each, evaluation.of, f"{when}{sum_of_all}")
 
 
