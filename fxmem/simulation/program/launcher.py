@@ -262,6 +262,9 @@ class _Ranks:
         return _Job(program, settings, self._run, self._mailbox, isolation, is_first, environment=environment)
 
 
+# --- a program within a recording -------------------------------------------------------------------------------------
+
+
 _Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes what a program runs inside."""
 _OURS = os.path.dirname(fxmem.__file__) + os.sep
