@@ -22,7 +22,7 @@ from fxmem.errors import ExceededError
 from fxmem.records.plan import Region
 from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plan_search import apply_regions
 from tests.simulated_steps import Simulator
 from tests.small_steps import every_plan, keeping, without_hidden_memory
 

@@ -64,7 +64,7 @@ from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plan_search import apply_regions
 
 PACKAGES = ("torch", "torchvision", "timm", "transformers")
 _TURNS = 4

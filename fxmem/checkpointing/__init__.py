@@ -20,6 +20,6 @@ from fxmem._torch.autograd import release_gradients
 from fxmem.checkpointing.apply import apply, checkpoint, uncheckpoint
 from fxmem.checkpointing.fx_trace import graph_names
 from fxmem.checkpointing.recompute import keep
-from fxmem.checkpointing.tape.taped_model import record_survey
+from fxmem.checkpointing.tape.recorder import record_survey
 
 __all__ = ["apply", "checkpoint", "graph_names", "keep", "record_survey", "release_gradients", "uncheckpoint"]

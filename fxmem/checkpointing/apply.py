@@ -16,7 +16,7 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.checkpointing import subclass
 from fxmem.checkpointing.fx_rewrite import Rewritten
 from fxmem.checkpointing.recompute import Recomputation
-from fxmem.checkpointing.tape.taped_model import ByOperator
+from fxmem.checkpointing.tape.recorder import ByOperator
 from fxmem.errors import PlanWarning, UsageError, closest
 from fxmem.records.plan import Plan, Region
 from fxmem.records.units import Application

@@ -106,10 +106,6 @@ class _Result:
     generators: Generators | None
     """After it, if it drew."""
 
-    def is_untouched(self) -> bool:
-        """Whether nothing has written to it."""
-        return self.versions == _versions(self.value)
-
 
 Results = dict[int, _Result]
 """By number of the product."""
@@ -155,7 +151,7 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if is_product(read_signature(func).name):
             self._number += 1
             kept = self._results.pop(self._number, None)
-            if kept is not None and kept.is_untouched():
+            if kept is not None and kept.versions == _versions(kept.value):
                 if kept.generators is not None:
                     kept.generators.restore()
                 return kept.value

@@ -83,7 +83,7 @@ def check_names(options: argparse.Namespace) -> None:
     check_model(options.model)
     loss, optimizer = getattr(options, "loss", None), getattr(options, "optimizer", "none").lower()
     if loss is not None and not is_reference(loss) and loss.lower() not in LOSSES:
-        raise loss_error(loss)
+        raise UsageError(f"expected --loss as pkg.mod:name or file.py:name, got {loss!r}; or as ce, mse, bce or l1")
     for own in (loss, getattr(options, "optimizer", None), getattr(options, "parallelize", None)):
         _check_file(own or "")
     name = optimizer.partition(":")[0]
@@ -155,11 +155,6 @@ def file_error(where: str) -> UsageError:
     except (OSError, ValueError):  # no folder; a null character
         beside = []
     return UsageError(f"no file {where}{closest(where, beside)}")
-
-
-def loss_error(text: str) -> UsageError:
-    """No such loss."""
-    return UsageError(f"expected --loss as pkg.mod:name or file.py:name, got {text!r}; or as ce, mse, bce or l1")
 
 
 def _suggest_spec(name: str) -> str:

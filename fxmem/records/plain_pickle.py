@@ -117,10 +117,6 @@ class _Reader:
         """Put a value that is remembered on the stack."""
         self.stack.append(self.memo[place])
 
-    def push_list(self) -> None:
-        """Put an empty list on the stack."""
-        self.push_container([])
-
     def push_dict(self) -> None:
         """Put an empty dict on the stack."""
         self.push_container({})
@@ -369,7 +365,7 @@ _INSTRUCTIONS: dict[int, Callable[[_Reader], object]] = {
     0x8C: lambda reader: reader.push_text(reader.number(1)),
     ord("X"): lambda reader: reader.push_text(reader.number(4)),
     0x8D: lambda reader: reader.push_text(reader.number(8)),
-    ord("]"): lambda reader: reader.push_list(),
+    ord("]"): lambda reader: reader.push_container([]),
     ord("}"): lambda reader: reader.push_dict(),
     ord(")"): lambda reader: reader.push_container(()),
     0x85: lambda reader: reader.push_tuple(1),

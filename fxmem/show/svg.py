@@ -143,7 +143,7 @@ def element(tag: str, *content: str, **attributes: str | float | None) -> str:
         attributes: their names with `_` for `-`, and `class_`; text is escaped, None and "" are left out.
     """
     written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        f' {name.rstrip("_").replace("_", "-")}="{escape_text(value) if isinstance(value, str) else number(value)}"'
         for name, value in attributes.items()
         if value is not None and value != ""
     )
@@ -283,10 +283,6 @@ def _bind(kind: str, rules: Sequence[str]) -> str:
         selectors, brace, body = rule.partition("{")
         bound.append(f".{kind} {selectors.replace(',', f',.{kind} ')}{brace}{body}")
     return "".join(bound)
-
-
-def _attribute(value: str | float) -> str:
-    return escape_text(value) if isinstance(value, str) else number(value)
 
 
 # --- the width of text ------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Compare a prediction with a real run, or with a memory snapshot of a card.
 
-The model handed in is not touched: the run is on a copy (`fxmem.simulation.step.real_model`).
+The model handed in is not touched: the run is on a copy (`fxmem.simulation.step.fake_model`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fxmem.simulation.kernels.kernel_settings import apply_settings
 from fxmem.simulation.processes.process_guard import process_unchanged
 from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, check_program, find_started, launch_apart
 from fxmem.simulation.step.analysis import analyze_step, build_module, read_request
+from fxmem.simulation.step.fake_model import real_model, real_values
 from fxmem.simulation.step.given import understand, view_source
-from fxmem.simulation.step.real_model import real_model, real_values
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import set_training
 from fxmem.validation.measure_cpu import measure_cpu

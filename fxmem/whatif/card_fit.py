@@ -18,7 +18,7 @@ from fxmem.records.units import AnyMode
 from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
 from fxmem.whatif.fits import Measuring, choose_cards
-from fxmem.whatif.proposals import check_training
+from fxmem.whatif.plan_search import check_training
 from fxmem.whatif.source import open_source, take_step
 
 

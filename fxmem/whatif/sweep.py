@@ -20,8 +20,8 @@ from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.ranks import read_mesh
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif.fits import Measuring, choose_cards
+from fxmem.whatif.plan_search import check_training
 from fxmem.whatif.program_step import ProgramStep
-from fxmem.whatif.proposals import check_training
 from fxmem.whatif.source import BLOCKS, ModelSource, Source, StepSource, take_step
 
 MOST: Final = 10_000

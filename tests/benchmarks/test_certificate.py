@@ -21,7 +21,7 @@ from fxmem.planning import Planner
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import Application
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plan_search import apply_regions
 from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.small_steps import every_outcome, small_step

@@ -30,7 +30,7 @@ from fxmem.errors import PlanWarning
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import Application
-from fxmem.whatif import proposals, verified_plan
+from fxmem.whatif import plan_search, verified_plan
 from tests.checkpointing.test_regions import IMAGES, blocks, region, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import regions_of, results, seen
@@ -795,7 +795,7 @@ def test_dropout_on_a_card_that_is_not_there() -> None:
     assert any(
         values[number].saved for call in calls if call.name == "aten.native_dropout.default" for number in call.values
     )
-    after = proposals.apply_regions(analysis, regions_of(calls, values, holds=lambda _: False), OPERATORS)
+    after = plan_search.apply_regions(analysis, regions_of(calls, values, holds=lambda _: False), OPERATORS)
     again = sum(op.name == "aten.native_dropout.default" for op in after.profile.ops)
     assert again == 2 * sum(op.name == "aten.native_dropout.default" for op in analysis.profile.ops)
 

@@ -510,7 +510,7 @@ ALLOWED = {
     ("cli/spec_names.py", "importlib.util.find_spec"): "where a collection's files lie, whose names are read",
     ("cli/specs/recipes.py", "importlib.util.spec_from_file_location"): "the same",
     ("hardware/workspaces/cudnn_client.py", "subprocess.Popen"): "this Python, to ask cuDNN",
-    ("hardware/workspaces/cudnn_releases.py", "subprocess.run"): "pip or uv, where `fxmem doctor --fetch` asks for it",
+    ("hardware/workspaces/cudnn_client.py", "subprocess.run"): "pip or uv, where `fxmem doctor --fetch` asks for it",
 }
 """Where something is imported, run or written as a pickle, and why that is nothing a file says."""
 

@@ -20,7 +20,7 @@ from fxmem.show.text.fits import fits_table
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.whatif import card_fit
 from fxmem.whatif.advice.changes import ModelBench
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plan_search import apply_regions
 from fxmem.whatif.verified_plan import survey
 
 GIB = 1 << 30

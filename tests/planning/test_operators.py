@@ -23,7 +23,7 @@ from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif import proposals, verified_plan
+from fxmem.whatif import plan_search, verified_plan
 from tests.small_steps import without_hidden_memory
 
 
@@ -49,7 +49,7 @@ def gpt2() -> Analysis:
 
 
 def applied(analysis: Analysis, planner: OperatorPlanner, choice: RecomputeChoice) -> Analysis:
-    return proposals.apply_regions(
+    return plan_search.apply_regions(
         analysis, planner._describe_regions(Choice(planner._cutter, choice)), Application.OPERATORS
     )
 

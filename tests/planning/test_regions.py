@@ -18,15 +18,14 @@ from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
 from fxmem.planning import STRATEGIES, Planner, register, tuning
 from fxmem.planning.regions.candidates import Span
-from fxmem.planning.regions.cost_tables import CostTables
+from fxmem.planning.regions.cost_tables import CostTables, Selection
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
-from fxmem.planning.regions.kept_products import Selection
 from fxmem.planning.regions.plan_text import describe_regions, has_edit, write_edit, write_edits
 from fxmem.records.plan import Region
 from fxmem.records.profile import Profile, SourceLine
 from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plan_search import apply_regions
 from tests.planning.legality import is_legal
 from tests.random_models import BATCH, WIDTH, RandomModel
 

@@ -15,7 +15,7 @@ from fxmem.planning import OperatorPlanner
 from fxmem.planning.operators.reruns import RerunCutter
 from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plan_search import apply_regions
 from fxmem.whatif.verified_plan import survey
 from tests.checkpointing.test_regions import same, trained
 from tests.planning.test_regions import Residual

@@ -27,7 +27,7 @@ from fxmem.records.plan import CurvePoint, Edit, Plan, Region
 from fxmem.records.profile import Profile, SourceLine, Timeline
 from fxmem.records.units import Application
 from fxmem.show.graph import DrawingOptions, render
-from fxmem.show.html import PageOptions, notebook, notebook_html, report_html
+from fxmem.show.html import PageOptions, notebook_html, report, report_html
 from fxmem.show.html.changes import _changed_lines, best_changes
 from fxmem.show.html.page import link_data, script_json
 from tests import ROOT
@@ -440,7 +440,7 @@ def test_a_notebook_shows_the_drawing_beneath_the_table() -> None:
 def test_a_large_drawing_is_left_out_of_a_notebook(monkeypatch: pytest.MonkeyPatch, limit: str, least: int) -> None:
     profile = small_profile()
     assert "fxmem-graph" in notebook_html(profile, liveness.timeline(profile))
-    monkeypatch.setattr(notebook, limit, least)
+    monkeypatch.setattr(report, limit, least)
     assert "fxmem-graph" not in notebook_html(profile, liveness.timeline(profile))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
-from fxmem.simulation.step.given.losses import find_own_loss
+from fxmem.simulation.step.given.prepared_step import find_own_loss
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import Mark, autocast, default_loss, describe, make_optimizer, run_step, set_training
 

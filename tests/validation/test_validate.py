@@ -13,7 +13,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.profile import Kind
 from fxmem.records.validation import Quantity
 from fxmem.simulation.kernels.kernel_settings import KernelSettings
-from fxmem.simulation.step.real_model import real_model, real_values
+from fxmem.simulation.step.fake_model import real_model, real_values
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.validate import validate, validate_step
 

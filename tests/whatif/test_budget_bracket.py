@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxmem.whatif.proposals import BudgetBracket
+from fxmem.whatif.plan_search import BudgetBracket
 
 BUDGET = 1_000_000
 

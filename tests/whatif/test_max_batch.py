@@ -33,7 +33,7 @@ from fxmem.show.text.fits import fits_table
 from fxmem.simulation.program import Launch
 from fxmem.simulation.step.analysis import Analysis, analyze
 from fxmem.testing import guard
-from fxmem.whatif import card_fit, max_batch, proposals, sweep, verified_plan
+from fxmem.whatif import card_fit, max_batch, plan_search, sweep, verified_plan
 from fxmem.whatif.program_step import ProgramCommand
 from fxmem.whatif.source import find_resizing
 from tests.cores import two_cores
@@ -711,7 +711,7 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: F
         alone = verified_plan.plan(analysis, budget=card.room_bytes)
         # Of plans that cost the same, the search for several cards may find another one.
         assert card.plan.extra_flops == alone.extra_flops
-        carried_out = proposals.apply_regions(analysis, card.plan.regions, card.plan.application)
+        carried_out = plan_search.apply_regions(analysis, card.plan.regions, card.plan.application)
         assert carried_out.peak.fits
         assert (analysis.peak.model_dump(), carried_out.peak.model_dump()) == (
             card.plan.before.model_dump(),

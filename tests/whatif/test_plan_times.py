@@ -17,7 +17,7 @@ from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.records.plan import Plan
 from fxmem.records.units import Application
 from fxmem.simulation.step.analysis import Analysis
-from fxmem.whatif.proposals import apply_regions
+from fxmem.whatif.plan_search import apply_regions
 from fxmem.whatif.verified_plan import survey
 
 pytestmark = pytest.mark.truth

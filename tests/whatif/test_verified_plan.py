@@ -33,7 +33,7 @@ from fxmem.simulation.recording.observe.fx_writer import GraphWriter
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif import proposals, verified_plan
+from fxmem.whatif import plan_search, verified_plan
 from tests.profiles import Log
 
 pytestmark = pytest.mark.truth
@@ -158,7 +158,7 @@ def test_states_of_the_random_generator_are_in_the_promise(application: Applicat
 def test_what_runs_again_is_told_apart(application: Application) -> None:
     analysis = resnet()
     plan = fxmem.plan(analysis, "auto", 0.93, application=application)
-    before, after = analysis.profile, proposals.apply_regions(analysis, plan.regions, plan.application).profile
+    before, after = analysis.profile, plan_search.apply_regions(analysis, plan.regions, plan.application).profile
     again = [after.ops[each.op] for each in after.recomputed_ops]
     computed = [Counter(op.name for op in ops if "empty" not in op.name) for ops in (again, after.ops, before.ops)]
     assert computed[0] == computed[1] - computed[2]
@@ -193,7 +193,7 @@ def test_every_strategy_is_applied_and_analysed(strategy: Any) -> None:
 
 @pytest.mark.parametrize(("target", "cheaper"), [("h100", "few large"), ("cpu", "many small")])
 def test_the_quicker_of_two_plans_is_cheaper_and_without_rates_that_of_fewer_flops(target: str, cheaper: str) -> None:
-    def proposal(chosen: str, count: int, flops: int) -> proposals.Proposal:
+    def proposal(chosen: str, count: int, flops: int) -> plan_search.Proposal:
         log = Log(target=CATALOGUE[target].target)
         node = log.node("linear")
         with log.phase(Phase.FORWARD):
@@ -202,7 +202,7 @@ def test_the_quicker_of_two_plans_is_cheaper_and_without_rates_that_of_fewer_flo
                     pass
         step: Any = SimpleNamespace(profile=log.profile())
         way: Any = SimpleNamespace(application=Application.MODULES)
-        return proposals.Proposal(way, chosen, (), step)
+        return plan_search.Proposal(way, chosen, (), step)
 
     both = proposal("few large", 10, 10**8), proposal("many small", 100, 10**6)
     assert min(both, key=lambda each: each.cost).chosen == cheaper
@@ -227,7 +227,7 @@ def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPa
     assert after.counted_bytes <= budget
     from fxmem.memory import allocator
 
-    carried_out = proposals.apply_regions(analysis, plan.regions, plan.application)
+    carried_out = plan_search.apply_regions(analysis, plan.regions, plan.application)
     assert carried_out.peak == after
     settings = allocator.read_settings(os.environ)
     assert allocator.replay(carried_out.profile, capacity_bytes=budget, settings=settings).shortage is None

@@ -26,12 +26,12 @@ from fxmem.hardware.workspaces.cudnn_client import ASKING as ASKING
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary as CudnnLibrary
 from fxmem.hardware.workspaces.cudnn_client import cache_directory as cache_directory
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces as conv_workspaces
+from fxmem.hardware.workspaces.cudnn_client import fetch_cudnn as fetch_cudnn
+from fxmem.hardware.workspaces.cudnn_client import find_built as find_built
 from fxmem.hardware.workspaces.cudnn_client import find_cudnn as find_cudnn
+from fxmem.hardware.workspaces.cudnn_client import list_cudnns as list_cudnns
 from fxmem.hardware.workspaces.cudnn_client import read_cudnn_folder as read_cudnn_folder
 from fxmem.hardware.workspaces.cudnn_client import version_number as version_number
-from fxmem.hardware.workspaces.cudnn_releases import fetch_cudnn as fetch_cudnn
-from fxmem.hardware.workspaces.cudnn_releases import find_built as find_built
-from fxmem.hardware.workspaces.cudnn_releases import list_cudnns as list_cudnns
 from fxmem.hardware.workspaces.driverless import apply_rule as apply_rule
 from fxmem.hardware.workspaces.driverless import find_seen as find_seen
 from fxmem.hardware.workspaces.insertion import BareLog as BareLog

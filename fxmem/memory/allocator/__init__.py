@@ -11,16 +11,16 @@ driver and keeps. So a card reports larger numbers than the bytes requested, and
 is taken for granted of it; `AllocatorSettings` is `PYTORCH_CUDA_ALLOC_CONF`.
 """
 
-from fxmem.memory.allocator.address_trace import Levels as Levels
-from fxmem.memory.allocator.address_trace import RecordedStep as RecordedStep
-from fxmem.memory.allocator.address_trace import levels as levels
-from fxmem.memory.allocator.address_trace import trace_step as trace_step
 from fxmem.memory.allocator.caching_allocator import CachingAllocator as CachingAllocator
 from fxmem.memory.allocator.peak import CardRun as CardRun
+from fxmem.memory.allocator.peak import Levels as Levels
+from fxmem.memory.allocator.peak import RecordedStep as RecordedStep
 from fxmem.memory.allocator.peak import complete_timeline as complete_timeline
 from fxmem.memory.allocator.peak import known_levels as known_levels
+from fxmem.memory.allocator.peak import levels as levels
 from fxmem.memory.allocator.peak import read_settings as read_settings
 from fxmem.memory.allocator.peak import replay as replay
+from fxmem.memory.allocator.peak import trace_step as trace_step
 from fxmem.memory.allocator.settings import DEFAULT_SETTINGS as DEFAULT_SETTINGS
 from fxmem.memory.allocator.settings import AllocatorSettings as AllocatorSettings
 from fxmem.memory.allocator.stats import OutOfMemory as OutOfMemory

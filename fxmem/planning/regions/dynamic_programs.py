@@ -2,7 +2,7 @@
 
 `flat` walks the cuts from the first to the last and keeps, at each, the Pareto front of bytes kept against cost: a unit
 is stored, or a stretch of units that ends here is checkpointed, whole or keeping some of its products' results
-(`fxmem.planning.regions.kept_products`). It is exact for the tables, but for fronts longer than `tuning.FRONT` points,
+(`fxmem.planning.regions.cost_tables`). It is exact for the tables, but for fronts longer than `tuning.FRONT` points,
 which are thinned to the cheapest of each of `tuning.FRONT` equal steps of bytes kept.
 
 `nested` is rotor's recurrence (Beaumont et al. 2019, arXiv:1911.13214) over the same tables: what is checkpointed is
@@ -23,8 +23,7 @@ from numpy.typing import ArrayLike
 from fxmem.planning import tuning
 from fxmem.planning.lookups import Bools, Floats, Ints
 from fxmem.planning.regions.candidates import Span, siblings
-from fxmem.planning.regions.cost_tables import CostTables
-from fxmem.planning.regions.kept_products import Selection
+from fxmem.planning.regions.cost_tables import CostTables, Selection
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Stretch:
     last: int
     inner: tuple[Stretch, ...] = ()
     level: int = 0
-    """Which of its products' results it keeps; see `fxmem.planning.regions.kept_products`."""
+    """Which of its products' results it keeps; see `fxmem.planning.regions.cost_tables`."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from fxmem.planning import tuning
 from fxmem.planning.regions.candidates import Span
+from fxmem.planning.regions.cost_tables import Selection
 from fxmem.planning.regions.dynamic_programs import Stretch
-from fxmem.planning.regions.kept_products import Selection
 from fxmem.records.plan import Edit, Region
 from fxmem.records.profile import Profile, SourceLine
 

@@ -6,11 +6,10 @@ colour vision, and beside each stands its name and number. Names are untrusted t
 computed from records, without torch.
 """
 
-from fxmem.show.plots.fits import sizes_svg
+from fxmem.show.plots.fits import CurveDot, curve_svg, sizes_svg
 from fxmem.show.plots.fits import sweep_svg as sweep_svg
 from fxmem.show.plots.history import history_svg, segments_svg
 from fxmem.show.plots.icicle import icicle_svg
-from fxmem.show.plots.plan_curve import CurveDot, curve_svg
 from fxmem.show.plots.run import run_svg
 from fxmem.show.plots.timeline import PlottedStep, StepAfter, step_after, timeline_svg
 

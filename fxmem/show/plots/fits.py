@@ -1,14 +1,16 @@
-"""What fits, plotted: bytes against size, and memory against time."""
+"""Answers, plotted: what plans leave of the peak, bytes against size, and memory against time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from fxmem.records.fits import FITS_WORDS, NONE, Fits, Point
 from fxmem.records.units import format_bytes, format_seconds
 from fxmem.show.plots.xy_plot import (
     EDGE,
+    LEFT,
     NARROWEST,
     ROW,
     SIZE,
@@ -21,6 +23,136 @@ from fxmem.show.plots.xy_plot import (
     xy_plot,
 )
 from fxmem.show.svg import document, fit, text
+
+# --- plans compared: what each leaves of the peak, and what it costs --------------------------------------------------
+
+
+_RIGHT_OF_PLANS = 64.0
+_APART = 16.0
+"""Pixels between two numbers on the plot at least."""
+_MOST_LISTED = 24
+_MOST_COSTS = 6
+"""Numbers on the axis of extra compute above 0."""
+
+
+class CurveDot(NamedTuple):
+    """One plan."""
+
+    extra: float | None
+    """FLOPs run again over the forward's; None where they are not known."""
+    peak_bytes: int
+    label: str
+    chosen: bool = False
+
+
+def curve_svg(
+    points: Sequence[CurveDot | tuple[float | None, int, str, bool]],
+    *,
+    budget_bytes: int | None = None,
+    measure: str = "bytes",
+    width: float = 720.0,
+    height: float = 280.0,
+    name: str = "fxmem-curve",
+) -> str:
+    """Plot peak against extra compute as one self-contained SVG document, a dot per plan.
+
+    The line joins the plans that no other beats in both. Every dot has a number where there is room for it, and the
+    list below says what it is. A plan whose cost is not known stands in the list alone.
+
+    Args:
+        points: the plans as `CurveDot`s or as tuples of its fields, the unplanned step among them if it is to be shown.
+        budget_bytes: what the peak has to stay within, if anything.
+        measure: what the bytes are: requested, allocated, ...
+        width: of the document, in pixels, at least 280.
+        height: of the plot.
+        name: the root's id.
+    """
+    width = max(width, NARROWEST)
+    dots = [CurveDot(*point) for point in points]
+    dots.sort(key=lambda dot: (dot.extra is None, dot.extra or 0.0, -dot.peak_bytes))
+    costs = [dot.extra for dot in dots if dot.extra is not None]
+    area = PlotArea(
+        left=LEFT,
+        top=EDGE + ROW + 8.0,
+        width=width - LEFT - _RIGHT_OF_PLANS,
+        height=height,
+        most=max(costs, default=0.0) * 1.05 or 0.01,
+        least=min([0.0, *(cost * 1.05 for cost in costs)]),
+        scale=max([dot.peak_bytes for dot in dots] + [budget_bytes or 0, 1]) * 1.05,
+    )
+    head = text(EDGE, area.top - 12.0, f"Peak of the step, {measure}", "muted")
+    y = area.bottom + 3 * ROW + 6.0
+    lines = [(_describe_plan(dot), dot.chosen) for dot in dots]
+    listed, end = _list(lines, _MOST_LISTED, y + ROW, width - 2 * EDGE)
+    return document(
+        STYLE,
+        (width, end - ROW + EDGE),
+        ("Plans: peak against extra compute", "; ".join(words for words, _ in lines[:_MOST_LISTED]) or "no plans"),
+        [head, *_plot_plans(dots, area, budget_bytes), text(EDGE, y, "Peak, and FLOPs run again", "muted"), *listed],
+        id=name,
+    )
+
+
+def _plot_plans(dots: Sequence[CurveDot], area: PlotArea, budget_bytes: int | None) -> Iterator[str]:
+    known = [(index, dot, dot.extra) for index, dot in enumerate(dots) if dot.extra is not None]
+    numbered = _pick_numbered([dot for _, dot, _ in known], [area.x(extra) for _, _, extra in known])
+    step = round_step(area.most - area.least, _MOST_COSTS)
+    marks = range(math.ceil(area.least / step), math.floor(area.most / step) + 1)
+    return xy_plot(
+        area,
+        steps=[(step * index, f"{100 * step * index:.6g} %") for index in marks],
+        quantity="FLOPs run again, of the forward's",
+        limit=None if budget_bytes is None else ("budget", budget_bytes),
+        lines=[XYLine(_front([(extra, dot.peak_bytes) for _, dot, extra in known]), "after", is_stairs=True)],
+        dots=[
+            XYDot(
+                extra,
+                dot.peak_bytes,
+                f"{index + 1}. {_describe_plan(dot)}",
+                is_filled=dot.chosen,
+                is_chosen=dot.chosen,
+                label=str(index + 1) if index in numbered else "",
+            )
+            for index, dot, extra in known
+        ],
+    )
+
+
+def _list(lines: Sequence[tuple[str, bool]], most: int, y: float, room: float) -> tuple[list[str], float]:
+    """What each number is, in bold where it is chosen, at most so many; and where the list ends."""
+    parts = []
+    for number, (words, is_chosen) in enumerate(lines[:most], 1):
+        shown = fit(f"{number}. {words}", SIZE, room, bold=is_chosen)
+        parts.append(text(EDGE, y, shown, "strong" if is_chosen else ""))
+        y += ROW
+    if len(lines) > most:
+        parts.append(text(EDGE, y, f"and {len(lines) - most} more", "muted"))
+        y += ROW
+    return parts, y
+
+
+def _describe_plan(dot: CurveDot) -> str:
+    cost = "cost unknown" if dot.extra is None else f"{100 * dot.extra:+.1f} %"
+    return f"{dot.label}: {format_bytes(dot.peak_bytes)}, {cost}" + (" (chosen)" if dot.chosen else "")
+
+
+def _front(points: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Of points in the order of their cost, those with fewer bytes than all before."""
+    front: list[tuple[float, int]] = []
+    for extra, nbytes in points:
+        if not front or nbytes < front[-1][1]:
+            front.append((extra, nbytes))
+    return front
+
+
+def _pick_numbered(dots: Sequence[CurveDot], places: Sequence[float]) -> set[int]:
+    """The dots that have room for their number, the chosen first."""
+    taken: set[int] = set()
+    for index in sorted(range(len(dots)), key=lambda index: not dots[index].chosen):
+        if all(abs(places[index] - places[other]) >= _APART for other in taken):
+            taken.add(index)
+    return taken
+
 
 # --- the peak against the size of an input, and where it stops fitting ------------------------------------------------
 
@@ -103,8 +235,6 @@ def _words(point: Point, dim: str) -> str:
 
 _RIGHT_OF_FRONT = 24.0
 _LISTED = 12
-_APART = 16.0
-"""Pixels between two numbers at least."""
 
 
 def sweep_svg(sweep: Fits, *, width: float = 720.0, height: float = 320.0, name: str = "fxmem-sweep") -> str:
@@ -133,7 +263,6 @@ def sweep_svg(sweep: Fits, *, width: float = 720.0, height: float = 320.0, name:
             numbers[each.model_dump_json()], at = str(number), area.x(x)
     powers = [digit * 10.0**power for power in range(math.floor(least), math.ceil(most) + 1) for digit in (1, 2, 5)]
     marks = [each for each in powers if area.least <= math.log10(each) <= area.most]
-    room = width - 2 * EDGE
     parts = [
         *head,
         *xy_plot(
@@ -153,15 +282,10 @@ def sweep_svg(sweep: Fits, *, width: float = 720.0, height: float = 320.0, name:
             ],
         ),
     ]
-    y = area.bottom + 3 * ROW + 4.0
-    for number, each in enumerate(front[:_LISTED], 1):
-        parts.append(text(EDGE, y, fit(f"{number}. {_describe(each, sweep.item)}", SIZE, room)))
-        y += ROW
-    if len(front) > _LISTED:
-        parts.append(text(EDGE, y, f"and {len(front) - _LISTED} more", "muted"))
-        y += ROW
-    spoken = "; ".join(_describe(each, sweep.item) for each in front) or "nothing that fits has a time"
-    return document(STYLE, (width, y), ("Memory against time", spoken), parts, id=name)
+    lines = [_describe(each, sweep.item) for each in front]
+    listed, y = _list([(each, False) for each in lines], _LISTED, area.bottom + 3 * ROW + 4.0, width - 2 * EDGE)
+    words = ("Memory against time", "; ".join(lines) or "nothing that fits has a time")
+    return document(STYLE, (width, y), words, [*parts, *listed], id=name)
 
 
 def _describe(point: Point, item: str) -> str:

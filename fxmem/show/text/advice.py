@@ -51,7 +51,8 @@ def advice_sections(advice: Advice, width: int) -> Iterator[Section]:
         head.append(Fact("Budget", f"{exact_bytes(budget)}: {verdict}"))
     rows = _list_rows(advice)
     if rows:
-        best = _pick_best(rows)
+        # The first that leaves the task as it is; the first where none does.
+        best = next((each for each in rows if each.effect in ("none", "rounding")), rows[0])
         head.append(Fact("Next", f"change {rows.index(best) + 1}: {best.title}", tone="good"))
     if advice.interrupted:
         head.append(Fact("Cut short", "interrupted: what was found by then; what was not tried is said below"))
@@ -123,11 +124,6 @@ def _describe_little(advice: Advice, each: Suggestion) -> str:
     if each.saved_bytes:
         return f"{title} ({format_bytes(each.saved_bytes)})"
     return f"{title} ({format_bytes(_less_reserved(advice, each))} less reserved)"
-
-
-def _pick_best(rows: Sequence[Suggestion]) -> Suggestion:
-    """The first that leaves the task as it is; the first where none does."""
-    return next((each for each in rows if each.effect in ("none", "rounding")), rows[0])
 
 
 def _ranking(advice: Advice, suggestions: Sequence[Suggestion], width: int) -> Table:

@@ -122,7 +122,7 @@ _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
 
 # --- what a model reads of its tensors in a real run ------------------------------------------------------------------
 # Some models decide by their data: which experts run, how many boxes there are, when a loop ends. Their forward and
-# loss run once on the CPU, on a copy with real values (`fxmem.simulation.step.real_model`); what each operator
+# loss run once on the CPU, on a copy with real values (`fxmem.simulation.step.fake_model`); what each operator
 # reads whose result depends on values is kept. The fake run then finds these values where it comes to the same line.
 
 

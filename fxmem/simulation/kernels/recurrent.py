@@ -257,7 +257,8 @@ class CudnnRnn(torch.autograd.Function):
         ctx: Any, call: _Call, flat: Tensor | None, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         """`_cudnn_rnn`."""
-        packed = _time_major(input, call.batch_first)
+        # The contiguous (sequence, batch, features) copy that cuDNN reads; the tensor itself where it is one.
+        packed = (input.transpose(0, 1) if call.batch_first else input).contiguous()
         output, hy, cy, reserve, buffer = torch.ops.aten._cudnn_rnn.default(
             input, list(weights), call.weights_per_layer, flat, hx, cx, *call.arguments
         )
@@ -290,11 +291,6 @@ class CudnnRnn(torch.autograd.Function):
         )
         grad_input, grad_hx, grad_cx, grad_weights = grads
         return None, None, grad_input, grad_hx, grad_cx, *(grad_weights or [None] * len(weights))
-
-
-def _time_major(tensor: Tensor, batch_first: bool) -> Tensor:
-    """The contiguous (sequence, batch, features) copy that cuDNN reads; the tensor itself where it is one."""
-    return (tensor.transpose(0, 1) if batch_first else tensor).contiguous()
 
 
 # --- what the operators return ----------------------------------------------------------------------------------------

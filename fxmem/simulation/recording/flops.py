@@ -78,11 +78,6 @@ def op_flops(
     return None if each is None else each * row.count(_call(func, args, kwargs, result))
 
 
-def is_counted_by_torch(func: OpOverload) -> bool:
-    """Whether `FlopCounterMode` counts this op; the sum over such ops is the figure it reports."""
-    return _packet(func) in torch_formulas()
-
-
 @cache
 def torch_formulas() -> Mapping[Any, Callable[..., Any]]:
     """The live table of `register_flop_formula`. Its module imports Triton where that is installed, which takes longer

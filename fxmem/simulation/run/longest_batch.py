@@ -120,7 +120,8 @@ class _Study:
         """The record, with what is proved."""
         recorded = self._recorded
         number = self._find_heaviest()
-        step = self._step_of(number)
+        # The step of the epoch that the batch is in, from 0; the last whole one for what is in none.
+        step = min(number // self._recorded.per_step, max(len(self._shapes) // self._recorded.per_step - 1, 0))
         fields: dict[str, object] = {
             "number": number + 1,
             "shape": max(self._shapes[number], key=lambda shape: count_elements((shape,))),
@@ -142,10 +143,6 @@ class _Study:
         size = self._recorded.per_step
         weighed = [(find_peak(self._forms.step(each * size)), -number) for each, number in by_size[:_MOST_WEIGHED]]
         return -max(weighed)[1]
-
-    def _step_of(self, number: int) -> int:
-        """The step of the epoch that a batch is in, from 0; the last whole one for what is in none."""
-        return min(number // self._recorded.per_step, max(len(self._shapes) // self._recorded.per_step - 1, 0))
 
     def _peak(self, step: int) -> tuple[int, int]:
         """Requested and allocated bytes of a step of the epoch, after the one before it."""

@@ -30,8 +30,7 @@ from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers
 from fxmem.simulation.recording.error_advice import suggest_input, user_code_error
 from fxmem.simulation.step.fake_model import EXPORTED, plain_model
 from fxmem.simulation.step.given.batches import read_batch
-from fxmem.simulation.step.given.losses import read_loss
-from fxmem.simulation.step.given.prepared_step import ignore_moves, understand
+from fxmem.simulation.step.given.prepared_step import ignore_moves, read_loss, understand
 from fxmem.simulation.step.model_step import ModelStep, TracedStep, repeat_forward, trace_step
 from fxmem.simulation.step.request import AnalysedModel, Loss, OptimizerSpec, StepRequest
 from fxmem.simulation.step.step import set_training

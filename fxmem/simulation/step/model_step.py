@@ -37,16 +37,15 @@ from fxmem.simulation.recording.profile_builder import build_step
 from fxmem.simulation.recording.recording import FinishedRun, Subject
 from fxmem.simulation.recording.residents import Holders, name_optimizer_state, note_derived
 from fxmem.simulation.recording.wiring import make_recording
-from fxmem.simulation.step.fake_model import fake_copy, fake_inputs
+from fxmem.simulation.step.fake_model import fake_copy, fake_inputs, read_really
 from fxmem.simulation.step.function_copies import tensors_behind
-from fxmem.simulation.step.given.losses import (
+from fxmem.simulation.step.given.prepared_step import (
     LabelledLoss,
     describe_own_loss,
     find_label_argument,
     loss_assumption,
     missing_loss,
 )
-from fxmem.simulation.step.real_model import read_really
 from fxmem.simulation.step.request import StepRequest
 from fxmem.simulation.step.step import LoopVariables, default_loss, describe, make_optimizer, run_forward, run_step
 

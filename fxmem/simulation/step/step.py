@@ -35,7 +35,7 @@ from fxmem.errors import UsageError, closest, unknown_optimizer
 from fxmem.records.profile import Step
 from fxmem.records.units import OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS, Mode, Precision
 from fxmem.simulation.step.given.adapters import library_optimizer
-from fxmem.simulation.step.given.losses import find_own_loss
+from fxmem.simulation.step.given.prepared_step import find_own_loss
 from fxmem.simulation.step.request import OptimizerSpec, StepRequest
 
 Mark = Callable[[Literal["forward", "loss", "backward", "optimizer"]], None]

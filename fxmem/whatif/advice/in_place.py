@@ -316,7 +316,8 @@ def release_changes(analysis: ProfiledStep, release: Release = free_by_record) -
             f"release:{nodes[0].name}",
             f"free what {where} made after its last use",
             "none",
-            _write_del(holder) if holder else write_release(code),
+            # The whole of a result is freed, an attribute of a longer-lived object.
+            f"del {holder.partition('[')[0]}  # after its last use" if holder else write_release(code),
             release(names, indices[0], holder),
             note=f"held by {holder or 'a local name or by the output'} until the {profile.phases[-1].phase.value} ends",
         )
@@ -326,11 +327,6 @@ def _find_holder(profile: Profile, nodes: Iterable[Node]) -> str:
     """What a program calls the results of these nodes, where it keeps them to the end of the step; empty for none."""
     made = (output.storage for node in nodes for output in node.outputs)
     return next((held for each in made if each is not None and (held := profile.storages[each].holder)), "")
-
-
-def _write_del(holder: str) -> str:
-    """The code that frees what a program calls so: the whole of a result, an attribute of a longer-lived object."""
-    return f"del {holder.partition('[')[0]}  # after its last use"
 
 
 def write_release(code: str) -> str:

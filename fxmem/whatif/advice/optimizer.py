@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Literal
 
 import torch
@@ -44,7 +45,7 @@ def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
             f"{parts} micro-batches, their gradients added up",
             "training" if coupled else "none",
             f"for part in x.chunk({parts}):\n    (loss_fn(model(part)) / {parts}).backward()",
-            _micro_batches(parts),
+            partial(_micro_batches, parts),
             note="batch norms see smaller batches" if coupled else same,
             excludes="batch",
         )
@@ -67,21 +68,24 @@ def _eight_bit() -> Iterator[Change]:
         title = f"{name} of {package}: state in one byte per number"
         code = f"from {package}.optim import {name}\noptimizer = {name}(model.parameters())"
         yield Change(
-            f"{package}-8bit", title, "training", code, _use_eight_bit(package, name), note=note, excludes="optimizer"
+            f"{package}-8bit",
+            title,
+            "training",
+            code,
+            partial(_use_eight_bit, package, name),
+            note=note,
+            excludes="optimizer",
         )
 
 
-def _use_eight_bit(package: str, name: str) -> Callable[[Variant, Analysis], Variant]:
-    def make(variant: Variant, _: Analysis) -> Variant:
-        if importlib.util.find_spec(package) is None:
-            raise NotApplicableError(f"{package} is not installed, so what its optimizer keeps cannot be analysed")
-        try:
-            cls = getattr(importlib.import_module(f"{package}.optim"), name)
-        except Exception as error:  # what another's package raises while it is imported may be anything
-            raise NotApplicableError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
-        return variant.replace_step(optimizer=cls)
-
-    return make
+def _use_eight_bit(package: str, name: str, variant: Variant, _: Analysis) -> Variant:
+    if importlib.util.find_spec(package) is None:
+        raise NotApplicableError(f"{package} is not installed, so what its optimizer keeps cannot be analysed")
+    try:
+        cls = getattr(importlib.import_module(f"{package}.optim"), name)
+    except Exception as error:  # what another's package raises while it is imported may be anything
+        raise NotApplicableError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
+    return variant.replace_step(optimizer=cls)
 
 
 def _optimizers(analysis: Analysis) -> Iterator[Change]:
@@ -111,19 +115,16 @@ def _use_optimizer(spec: str) -> Callable[[Variant, Analysis], Variant]:
     return lambda variant, _: variant.replace_step(optimizer=spec)
 
 
-def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
-    def make(variant: Variant, _: Analysis) -> Variant:
-        step = variant.request
-        try:
-            varied = find_resizing(named_arguments(variant.model, step.args, step.kwargs), "batch")
-        except UsageError as error:
-            raise NotApplicableError(f"the inputs have no batch to split: {error}") from error
-        if varied.size % parts:
-            raise NotApplicableError(f"a batch of {varied.size} has no {parts} equal parts")
-        args, kwargs = varied.resize(step.args, step.kwargs, varied.size // parts)
-        return variant.replace_step(args=args, kwargs=kwargs, accumulate=step.accumulate * parts)
-
-    return make
+def _micro_batches(parts: int, variant: Variant, _: Analysis) -> Variant:
+    step = variant.request
+    try:
+        varied = find_resizing(named_arguments(variant.model, step.args, step.kwargs), "batch")
+    except UsageError as error:
+        raise NotApplicableError(f"the inputs have no batch to split: {error}") from error
+    if varied.size % parts:
+        raise NotApplicableError(f"a batch of {varied.size} has no {parts} equal parts")
+    args, kwargs = varied.resize(step.args, step.kwargs, varied.size // parts)
+    return variant.replace_step(args=args, kwargs=kwargs, accumulate=step.accumulate * parts)
 
 
 # --- other dtypes and layouts of the weights --------------------------------------------------------------------------
@@ -227,14 +228,11 @@ def _count_trained(module: nn.Module) -> int:
 def _freeze_change(key: str, title: str, paths: list[str]) -> Change:
     code = code_for_modules(paths, "module.requires_grad_(False)")
     note = "before the optimizer is made; batch norms still update their statistics"
-    return Change(key, title, "training", code, _freeze(paths), note=note, excludes="frozen")
+    return Change(key, title, "training", code, partial(_freeze, paths), note=note, excludes="frozen")
 
 
-def _freeze(paths: list[str]) -> Callable[[Variant, Analysis], Variant]:
-    def make(variant: Variant, _: Analysis) -> Variant:
-        model = meta_model(variant.model)
-        for path in paths:
-            model.get_submodule(path).requires_grad_(False)
-        return dataclasses.replace(variant, model=model)
-
-    return make
+def _freeze(paths: list[str], variant: Variant, _: Analysis) -> Variant:
+    model = meta_model(variant.model)
+    for path in paths:
+        model.get_submodule(path).requires_grad_(False)
+    return dataclasses.replace(variant, model=model)

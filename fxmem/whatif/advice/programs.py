@@ -318,7 +318,8 @@ def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
         code = "\n".join(line.code for line in each)
         note = "at " + " and ".join(line.place for line in each)
         title = f"keep nothing of the card in {owners}"
-        yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, _rewrite(each), note)
+        make = functools.partial(_rewrite, each)
+        yield AnyChange(f"let-go:{owners.replace(' and ', ',')}", title, "none", code, make, note)
 
     graphs = [each for each in grown if each.is_graph]
     places = dict.fromkeys(place for each in graphs for place in (each.kept_at, each.made_at) if place)
@@ -364,12 +365,9 @@ class _KeepingLine(NamedTuple):
         return textwrap.dedent(edited_lines(self.edits, first, last)).strip()
 
 
-def _rewrite(lines: Sequence[_KeepingLine]) -> Callable[[Any, Any], Any]:
-    def make(way: ProgramWay, step: ProgramStep) -> ProgramWay:
-        if not all(each.edits for each in lines):
-            raise NotApplicableError("no simple way of writing its line is known: keep numbers, or .detach().cpu()")
-        if not isinstance(step.program, ProgramCommand):
-            raise NotApplicableError("a function's source stays as it is: try it on a script (fxmem advise --run)")
-        return way.rewrite(tuple(edit for each in lines for edit in each.edits))
-
-    return make
+def _rewrite(lines: Sequence[_KeepingLine], way: ProgramWay, step: ProgramStep) -> ProgramWay:
+    if not all(each.edits for each in lines):
+        raise NotApplicableError("no simple way of writing its line is known: keep numbers, or .detach().cpu()")
+    if not isinstance(step.program, ProgramCommand):
+        raise NotApplicableError("a function's source stays as it is: try it on a script (fxmem advise --run)")
+    return way.rewrite(tuple(edit for each in lines for edit in each.edits))

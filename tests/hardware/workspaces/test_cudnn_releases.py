@@ -10,7 +10,7 @@ import pytest
 
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.hardware.catalogue import target
-from fxmem.hardware.workspaces import CudnnLibrary, cudnn_releases, fetch_cudnn, find_built, list_cudnns
+from fxmem.hardware.workspaces import CudnnLibrary, cudnn_client, fetch_cudnn, find_built, list_cudnns
 
 RTX3060, V100 = target("rtx3060"), target("v100")
 INSTALLED = CudnnLibrary(version="9.19.0", cuda_major=13, libraries=())
@@ -27,7 +27,7 @@ def put(folder: Path, version: str) -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FXMEM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cudnn_releases, "find_cudnn", lambda: INSTALLED)
+    monkeypatch.setattr(cudnn_client, "find_cudnn", lambda: INSTALLED)
     return tmp_path / "cudnn"
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem.memory import allocator, liveness
-from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, address_trace
-from fxmem.memory.allocator.address_trace import AllocatorEvent, LoopRecorder, RecordedStep, trace_step
+from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, peak
+from fxmem.memory.allocator.peak import AllocatorEvent, LoopRecorder, RecordedStep, trace_step
 from fxmem.records.profile import Kind, Profile, Storage
 from fxmem.show.export import export
 from tests.profiles import CPU, TINY_CARD, deep_profile, make_profile, profiles, small_profile
@@ -201,7 +201,7 @@ def test_of_steps_that_differ_the_one_with_the_most_allocated_is_shown() -> None
 
 
 def test_a_step_that_does_not_repeat_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_trace, "_MAX_STEPS", 1)
+    monkeypatch.setattr(peak, "_MAX_STEPS", 1)
     content = snapshot(small_profile())
     assert "did not repeat itself" in content["allocator_settings"]["PREDICTED"]
     assert "did not repeat itself" not in snapshot(small_profile(target=CPU))["allocator_settings"]["PREDICTED"]

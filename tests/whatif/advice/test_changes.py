@@ -23,8 +23,7 @@ from fxmem.simulation.kernels.kernel_settings import KernelSettings
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.advice import losses
-from fxmem.whatif.advice.changes import ModelBench, find_changes
+from fxmem.whatif.advice.changes import ModelBench, chunked_forward, cross_entropy_in_chunks, find_changes
 from fxmem.whatif.advice.in_place import write_release
 from fxmem.whatif.advice.suggestions import try_changes
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_way
@@ -147,7 +146,7 @@ def test_cross_entropy_in_chunks_is_the_same_loss_and_leaves_torch_as_it_was() -
     labels[3] = -100
     expected = F.cross_entropy(logits, labels)
     wanted = torch.autograd.grad(expected, logits)[0]
-    with losses.cross_entropy_in_chunks():
+    with cross_entropy_in_chunks():
         loss = F.cross_entropy(logits, labels)
         smoothed = F.cross_entropy(logits, labels, label_smoothing=0.1)
     assert torch.allclose(loss, expected, rtol=1e-12)
@@ -443,7 +442,7 @@ def test_an_output_layer_in_chunks_is_worth_what_a_real_run_says(kind: str) -> N
     assert torch.allclose(loss, expected, rtol=1e-6)
     for one, other in zip(chunked.parameters(), whole.parameters(), strict=True):
         assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-7)
-    model.__class__ = type(kind, (type(model),), {"forward": losses.chunked_forward})
+    model.__class__ = type(kind, (type(model),), {"forward": chunked_forward})
     request = StepRequest(kwargs={"input_ids": ids, "labels": labels}, optimizer=None)
     real = measure_cpu(model, request).peak_without_scratch_bytes
     assert outcome.peak.requested_bytes == pytest.approx(real, rel=SMALL)

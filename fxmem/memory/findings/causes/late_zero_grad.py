@@ -7,7 +7,7 @@ from typing import Final
 
 from fxmem.memory.findings import Finding
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
+from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 _ZEROING: Final = frozenset({"aten.zero_.default", "aten._foreach_zero_.default"})
 
@@ -23,7 +23,8 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         return
     is_filled = profile.step.program is None or any(each.name in _ZEROING for each in profile.ops)
     seen = {output.storage for node in profile.nodes for output in node.outputs}  # those that forward reads
-    left = {index: each for index in timeline.alive if index not in seen and _is_left(each := profile.storages[index])}
+    alive = ((index, profile.storages[index]) for index in timeline.alive if index not in seen)
+    left = {index: each for index, each in alive if each.kind is Kind.GRADIENT and each.birth == 0}
     cleared = {index: 0 for index, each in left.items() if each.death <= begin}
     filled = [
         index
@@ -38,7 +39,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             change="optimizer.zero_grad() after optimizer.step(), and set_to_none as it is by default",
             saved_bytes=save_bytes(profile, cleared, later=filled, begin=begin),
         )
-
-
-def _is_left(storage: Storage) -> bool:
-    return storage.kind is Kind.GRADIENT and storage.birth == 0

@@ -2,9 +2,8 @@
 
 from fxmem.simulation.step.given.adapters import add_lora, quantize_weights
 from fxmem.simulation.step.given.batches import Batch, is_loader, read_batch
-from fxmem.simulation.step.given.losses import read_loss
 from fxmem.simulation.step.given.packed_weights import PackedWeights, pack_weights
-from fxmem.simulation.step.given.prepared_step import ignore_moves, understand, view_source
+from fxmem.simulation.step.given.prepared_step import ignore_moves, read_loss, understand, view_source
 
 __all__ = [
     "Batch",
