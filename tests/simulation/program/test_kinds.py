@@ -373,15 +373,15 @@ def test_packages_that_take_the_library_from_bitsandbytes_have_the_rows(bnb: Any
 
 def test_four_bit_weights_move_with_their_scales(bnb: Any) -> None:
     with fxmem.record("h100") as run:
-        model = nn.Sequential(bnb.nn.Linear4bit(512, 384, bias=False, quant_type="nf4")).cuda()
+        layer = bnb.nn.Linear4bit(512, 384, bias=False, compress_statistics=False, quant_type="nf4")
+        model = nn.Sequential(layer).cuda()
         weight, on_card = model[0].weight, torch.cuda.memory_allocated()
         for device in ("cpu", "cuda") * 2:
             model.to(device)
             assert model[0].weight is weight
             assert isinstance(weight, bnb.nn.Params4bit)
             assert {weight.device.type, weight.quant_state.absmax.device.type} == {device}
-            # The library keeps a map of 256 numbers by itself.
-            assert torch.cuda.memory_allocated() == (on_card if device == "cuda" else 1024)
+            assert torch.cuda.memory_allocated() == (on_card if device == "cuda" else 0)
         assert weight.quant_state.shape == (384, 512)
     assert run.peak.requested_bytes >= 384 * 512 // 2
 

@@ -52,5 +52,5 @@ def test_a_denoiser_takes_what_bitsandbytes_packs(kind: str, tmp_path: Path) -> 
             found = torch.cuda.memory_stats()["requested_bytes.all.current"]
         assert loaded.device.type == "cuda"
         assert run.peak.requested_bytes >= found
-        own = 1024 if "twice" in kind else 0  # a map of numbers that the library keeps for itself
-        assert found == count_packed(model, OPTIONS[kind]) + own
+        own = found - count_packed(model, OPTIONS[kind])
+        assert own in ((0, 1024) if "twice" in kind else (0,))  # a map that the library keeps, once for a process
