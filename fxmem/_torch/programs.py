@@ -145,13 +145,10 @@ def _set_class(fake: torch.Tensor, cls: type[torch.Tensor]) -> None:
 def plain_within(types: Iterable[type], given: Any) -> Iterator[None]:
     """For the duration of an operator, let fakes among `given` of a class of the program's own be plain ones: what
     torch's Python calls of them there (`x.to` in a decomposition) is no method of that class, as it is none in C++."""
-    is_own = any(issubclass(each, _Functions) for each in types)
-    own: dict[int, torch.Tensor] = {}
-    for each in iterate_tensors(given) if is_own else ():
-        if isinstance(each, _Functions) and not isinstance(
-            each, torch.nn.Parameter
-        ):  # whose own data its `to` replaces
-            own[id(each)] = each
+    there = iterate_tensors(given) if any(issubclass(each, _Functions) for each in types) else ()
+    found = (each for each in there if isinstance(each, _Functions))
+    # Not a parameter's, whose own data its `to` replaces.
+    own: dict[int, Any] = {id(each): each for each in found if not isinstance(each, torch.nn.Parameter)}
     before = [(each, type(each), dict(vars(each))) for each in own.values()]
     for each, _, _ in before:
         vars(each).clear()
@@ -190,7 +187,7 @@ def make_subclass(
 ) -> Any:
     """`Tensor._make_subclass` (since 1.7), by which parameters of a class of their own are made: of a fake tensor a
     detached one of that class that is a fake one as well. It does not keep the tensor."""
-    if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
+    if not isinstance(data, FakeTensor):
         return original(cls, data, *rest, **settings)
     made = _of_class(torch.ops.aten.detach.default, data, cls)
     if rest and rest[0]:
@@ -200,10 +197,8 @@ def make_subclass(
 
 def is_host_subclass(value: Any) -> bool:
     """Whether a tensor has a class of its own that changes no operator: it has methods and attributes."""
-    kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter or not isinstance(value, torch.Tensor):
-        return False
-    return not isinstance(value, FakeTensor) and not is_wrapper(value)
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) or isinstance(value, FakeTensor)
+    return isinstance(value, torch.Tensor) and not is_plain and not is_wrapper(value)
 
 
 def import_dynamo() -> None:
@@ -262,7 +257,15 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
             moved = torch.nn.Parameter(moved, requires_grad=False)
         elif is_parameter:
             moved._is_param = True
-    moved.requires_grad_(needs_gradient and (moved.is_floating_point() or moved.is_complex()))
+    with torch._C.DisableTorchFunctionSubclass():  # a class of the program's own may ask for attributes that it has not
+        moved.requires_grad_(needs_gradient and (moved.is_floating_point() or moved.is_complex()))
+    _exchange(tensor, moved)
+    for name, value in before.items():
+        tensor.__dict__.setdefault(name, value)
+
+
+def _exchange(tensor: torch.Tensor, moved: torch.Tensor) -> None:
+    """Exchange two tensors' contents, classes and attributes, as `torch.utils.swap_tensors` does."""
     tensor.__class__, moved.__class__ = type(moved), type(tensor)
     tensor.__dict__, moved.__dict__ = moved.__dict__, tensor.__dict__
     for each, aside in ((tensor, _aside.pop(moved, None)), (moved, _aside.pop(tensor, None))):
@@ -274,8 +277,6 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
             setattr(tensor, name, getattr(moved, name))
             setattr(moved, name, own)
     torch._C._swap_tensor_impl(tensor, moved)
-    for name, value in before.items():
-        tensor.__dict__.setdefault(name, value)
 
 
 def _find_attributes(tensor: torch.Tensor) -> dict[str, Any]:
@@ -332,9 +333,12 @@ def lazy_tensors() -> AbstractContextManager[None]:
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """`tensor.data = value`; either may be fake."""
+    """`tensor.data = value`; either may be fake. A class of the program's own stays."""
     if isinstance(tensor, FakeTensor) != isinstance(value, FakeTensor):
-        become(tensor, value)
+        own = type(tensor)
+        become(tensor, _of_class(torch.ops.aten.detach.default, value, own) if is_host_subclass(tensor) else value)
+        if issubclass(own, _Functions):
+            tensor.__class__ = own.__bases__[0]
         return
     SET_DATA(tensor, value)
     if isinstance(tensor, FakeTensor) and isinstance(value, FakeTensor):
@@ -348,15 +352,14 @@ def swap_moved(_: Callable[[Any, Any], None], t1: torch.Tensor, t2: torch.Tensor
     `weight_norm` computes. Modules move by `.data =` and take them; nobody asks what becomes of their `t2`.
     """
     is_module = str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.nn.")  # past `wrap`'s own
-    is_here = type(t1) is type(t2) and not is_wrapper(t1) and (isinstance(t1, FakeTensor) or t1.device == t2.device)
-    if is_module and is_here:
+    has_data = is_module and not is_wrapper(t1) and not is_wrapper(t2)
+    if has_data and (isinstance(t1, FakeTensor) or isinstance(t2, FakeTensor) or t1.device == t2.device):
         with torch.no_grad():
             set_data(t1, t2.detach())
-        return
-    before = t1.detach()
-    become(t1, t2)  # from the host to meta, too
-    if not is_module:
-        become(t2, before)
+    elif is_module:
+        become(t1, t2)  # from the host to meta, too
+    else:
+        _exchange(t1, t2)
 
 
 def observe_mappings(note: Callable[[str, torch.UntypedStorage], None]) -> AbstractContextManager[None]:
@@ -376,14 +379,13 @@ def observe_moves(run: Callable[..., Any]) -> AbstractContextManager[None]:
     return wrap(torch.nn.Module, "_apply", run)
 
 
-@contextlib.contextmanager
-def parameters_keep_identity() -> Iterator[None]:
+def parameters_keep_identity() -> AbstractContextManager[None]:
     """Let `Module.to` exchange the contents of parameters instead of making new ones.
 
     `Module._apply` makes a new Parameter where the moved one is a FakeTensor (torch/nn/modules/module.py), so that an
     optimizer made before the move would hold the old one; a card keeps the object. And let the class of such a
     parameter make another (`type(parameter)(data, requires_grad=False)`, as accelerate does), which is FakeTensor's,
-    not Parameter's (torch/nn/parameter.py, since 2.0).
+    not Parameter's (torch/nn/parameter.py, since 2.0). `_swap_module_params_on_conversion` is a switch since 2.2.
     """
 
     def make(original: Callable[..., Any], cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -391,13 +393,19 @@ def parameters_keep_identity() -> Iterator[None]:
             return torch.nn.Parameter(data, *args, **kwargs)
         return original(cls, data, *args, **kwargs)
 
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        with wrap(torch.utils, "swap_tensors", swap_moved), wrap(FakeTensor, "__new__", make):
-            yield
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
+    def move(original: Callable[..., Any], module: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def make_plain(tensor: torch.Tensor) -> Any:  # a Parameter is made of it; the class stays in any case
+            made = run(tensor)
+            return torch.Tensor._make_subclass(torch.Tensor, made) if is_host_subclass(made) else made
+
+        return original(module, make_plain, *args, **kwargs)
+
+    return nested(
+        replace(torch.__future__, "_swap_module_params_on_conversion", True),
+        wrap(torch.utils, "swap_tensors", swap_moved),
+        wrap(FakeTensor, "__new__", make),
+        wrap(torch.nn.Module, "_apply", move),
+    )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,14 +29,16 @@ class Setup:
     effect: Effect
     code: str
     """PIPE is the pipeline, which must have the component that is named after it; where PART is one, it is each of the
-    denoisers, and DTYPE what that computes in."""
+    denoisers, and DTYPE what that computes in. An argument instead, `quantization_config=`, is of what loads PART."""
     excludes: str = ""
     """As of `AnyChange`; "place" stands instead of what puts the pipeline on the card, all else after it."""
 
 
 _WAYS: Final = [Setup(key, **row) for key, row in TABLES["pipelines"].items()]
 _OF_WEIGHTS: Final = [Setup(key, **row) for key, row in TABLES["pipelines-of-weights"].items()]
-_IMPORTED: Final = ("torch", "torchao.quantization")
+_IMPORTED: Final = ("torch", "torchao.quantization", "diffusers")
+_ARGUMENT: Final = "quantization_config="
+_OF_PIPELINE: Final = _ARGUMENT + 'diffusers.PipelineQuantizationConfig(quant_mapping={{"{}": {}}})'
 
 
 def list_ways(files: Iterable[str], profile: Profile) -> Iterator[tuple[Setup, Edits]]:
@@ -53,10 +56,20 @@ def list_ways(files: Iterable[str], profile: Profile) -> Iterator[tuple[Setup, E
             title, code = (each.replace("PART", part).replace("DTYPE", dtype) for each in (way.title, way.code))
             ways.append(dataclasses.replace(way, key=f"{way.key}:{part}", title=title, code=code, excludes=part))
     for way in ways:
-        write = statements.place if way.excludes == "place" else statements.set_up
-        edits = [write(each, way.code.replace("PIPE", each.name)) for each in found]
-        if all(edits):
-            imports = [f"import {name}" for name in _IMPORTED if f"{name}." in way.code]
-            edits += [statements.add_import(each.file, line) for each in found for line in imports]
-            code = way.code.replace("PIPE", found[0].name)
-            yield dataclasses.replace(way, code=code), tuple(dict.fromkeys(each for some in edits for each in some))
+        edits = [_edit(each, way) for each in found]
+        if all(edits) and all(map(importlib.util.find_spec, re.findall(r"\((\w+)\)$", way.title))):
+            is_written = "PIPE" not in way.code
+            code = statements.write_statement(edits[0]) if is_written else way.code.replace("PIPE", found[0].name)
+            lines = [f"import {name}" for name in _IMPORTED if f"{name}." in way.code]
+            added = [(line, statements.add_import(each.file, line)) for each in found for line in lines]
+            code = "\n".join(dict.fromkeys([*(line for line, edit in added if edit), code]))
+            every = dict.fromkeys(each for some in (*edits, *(edit for _, edit in added)) for each in some)
+            yield dataclasses.replace(way, code=code), tuple(every)
+
+
+def _edit(placed: statements.Placed, way: Setup) -> Edits:
+    code = way.code.replace("PIPE", placed.name)
+    if code.startswith(_ARGUMENT):
+        of_pipeline = _OF_PIPELINE.format(way.excludes, code.removeprefix(_ARGUMENT))
+        return statements.load_with(placed, way.excludes, code, of_pipeline)
+    return statements.place(placed, code) if way.excludes == "place" else statements.set_up(placed, code)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import shlex
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +31,7 @@ from fxmem.whatif.advice.variant import (
     list_refused,
 )
 from fxmem.whatif.program_step import ProgramCommand, ProgramEdits, ProgramStep
-from fxmem.whatif.source_edits import SourceEdit, apply_edits, edited_lines, write_patch
+from fxmem.whatif.source_edits import SourceEdit, apply_edits, write_patch
 
 _MOST_GROWING: Final = 3
 """Owners that grow whose lines are rewritten."""
@@ -327,7 +326,8 @@ def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
     # Two lines may keep the same graph, as a sum and a sum of squares do.
     for chosen in [*([[*found]] if len(found) > 1 else []), *([place] for place in found)]:
         together = tuple(dict.fromkeys(edit for place in chosen for edit in found[place]))
-        title, code = f"no graph of what {' and '.join(chosen)} makes", "\n".join(_show(found[each]) for each in chosen)
+        title = f"no graph of what {' and '.join(chosen)} makes"
+        code = "\n".join(statements.write_statement(found[each]) for each in chosen)
         yield AnyChange(f"detach:{','.join(chosen)}", title, "none", code, _write(together))
 
 
@@ -335,12 +335,6 @@ def _detach(place: str) -> Edits:
     """Edits that let a line keep no graph; none where it is no line of the program's own that can be changed so."""
     file, _, line = place.rpartition(":")
     return statements.detach(file, int(line)) if is_own_file(os.path.realpath(file)) else ()
-
-
-def _show(edits: Edits) -> str:
-    """The lines as they are to be written."""
-    lines = [each.line for each in edits]
-    return textwrap.dedent(edited_lines(edits, min(lines), max(lines))).rstrip()
 
 
 class _KeepingLine(NamedTuple):
@@ -359,10 +353,7 @@ class _KeepingLine(NamedTuple):
     @property
     def code(self) -> str:
         """As it is to be written; empty where no way is known."""
-        if not self.edits:
-            return ""
-        first, last = int(self.place.rpartition(":")[2]), max(each.line for each in self.edits)
-        return textwrap.dedent(edited_lines(self.edits, first, last)).strip()
+        return statements.write_statement(self.edits) if self.edits else ""
 
 
 def _rewrite(lines: Sequence[_KeepingLine], way: ProgramWay, step: ProgramStep) -> ProgramWay:

@@ -77,11 +77,8 @@ def _end_with(file: str, parts: Iterable[tuple[ast.expr, str]]) -> Edits:
 
 def _parts(value: ast.expr, ending: str) -> Iterator[tuple[ast.expr, str]]:
     """The expressions in which tensors are kept, with what is missing at their end."""
-    if isinstance(value, (ast.Tuple, ast.List)):
-        for each in value.elts:
-            yield from _parts(each, ending)
-    elif isinstance(value, ast.Dict):
-        for each in value.values:
+    if isinstance(value, (ast.Tuple, ast.List, ast.Dict)):
+        for each in value.values if isinstance(value, ast.Dict) else value.elts:
             yield from _parts(each, ending)
     elif not isinstance(value, ast.Constant):
         is_detached = isinstance(value, ast.Call) and last_name(value.func) == "detach"
@@ -96,14 +93,9 @@ def delete_name(file: str, line: int, name: str) -> Edits:
     None where it is read elsewhere: before the assignment, so that a loop's next round needs it, or after the block.
     """
     tree = _parse(file)
-    scope: ast.AST = tree
-    blocks: list[Sequence[ast.stmt]] = []
-    for node in ast.walk(tree):
-        inside = isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
-        if inside and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            scope = node
-        if inside or node is tree:
-            blocks += [each for _, each in ast.iter_fields(node) if isinstance(each, list) and _holds(each, line)]
+    functions = (each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    *_, scope = (tree, *(each for each in functions if each.lineno <= line <= (each.end_lineno or 0)))
+    blocks = [*_find_blocks(tree, line)]
     if not blocks:
         return ()
     block = blocks[-1]
@@ -124,6 +116,14 @@ def delete_name(file: str, line: int, name: str) -> Edits:
 
 def _binds(statement: ast.stmt, name: str) -> bool:
     return isinstance(statement, ast.Assign) and [last_name(each) for each in statement.targets] == [name]
+
+
+def _find_blocks(tree: ast.AST, *lines: int) -> Iterator[list[ast.stmt]]:
+    """Yield the lists of statements that have a part of each of some lines, the innermost last."""
+    for node in ast.walk(tree):
+        for _, block in ast.iter_fields(node):
+            if isinstance(block, list) and all(_holds(block, line) for line in lines):
+                yield block
 
 
 def _holds(block: list[Any], line: int) -> bool:
@@ -149,10 +149,13 @@ def add_argument(files: Iterable[str], names: Collection[str], argument: str, ot
 
     None where a call may have it already, or one of the `others`.
     """
-    word = argument.partition("=")[0]
-    calls = [(file, call) for file in files for call in _find_calls(file, names)]
+    return _give([(file, call) for file in files for call in _find_calls(file, names)], argument, others)
+
+
+def _give(calls: Sequence[tuple[str, ast.Call]], argument: str, others: Collection[str] = ()) -> Edits:
     given = {each.arg for _, call in calls for each in call.keywords}
-    if given & {word, None, *others} or any(isinstance(each, ast.Starred) for _, call in calls for each in call.args):
+    unknown = {argument.partition("=")[0], None, *others}
+    if given & unknown or any(isinstance(each, ast.Starred) for _, call in calls for each in call.args):
         return ()
     return _checked(_append_argument(file, call, argument) for file, call in calls)
 
@@ -175,14 +178,14 @@ def add_after(files: Iterable[str], names: Collection[str], code: str) -> Edits:
 
 def set_argument(file: str, line: int, name: str, argument: str) -> Edits:
     """Give the calls of a name in a line's statement an argument, `map_location="cpu"`, or another value of it."""
+    calls = (call for each in _innermost(_parse(file), line) for call in _walk_calls(each, {name}))
+    return _checked(_give_value(file, call, argument) for call in calls)
+
+
+def _give_value(file: str, call: ast.Call, argument: str) -> SourceEdit:
     word, _, value = argument.partition("=")
-    inside = (node for each in _innermost(_parse(file), line) for node in ast.walk(each) if isinstance(node, ast.Call))
-    edits: list[SourceEdit] = []
-    for call in (each for each in inside if last_name(each.func) == name):
-        given = next((each.value for each in call.keywords if each.arg == word), None)
-        path = os.path.realpath(file)
-        edits.append(_append_argument(file, call, argument) if given is None else _replace(path, given, value))
-    return _checked(edits)
+    given = next((each.value for each in call.keywords if each.arg == word), None)
+    return _append_argument(file, call, argument) if given is None else _replace(os.path.realpath(file), given, value)
 
 
 def drop_argument(file: str, name: str, argument: str) -> Iterator[tuple[int, Edits]]:
@@ -226,12 +229,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 def run_within(file: str, first: int, last: int, context: str) -> Edits:
     """Run the statements from one line to another of the same block within a context: `with CONTEXT:`."""
     tree = _parse(file)
-    blocks = [
-        block
-        for node in ast.walk(tree)
-        for _, block in ast.iter_fields(node)
-        if isinstance(block, list) and _holds(block, first) and _holds(block, last)
-    ]
+    blocks = [*_find_blocks(tree, first, last)]
     if not blocks:
         return ()
     inside = [each for each in blocks[-1] if (each.end_lineno or 0) >= first and each.lineno <= last]
@@ -266,6 +264,12 @@ def add_import(file: str, statement: str) -> Edits:
     if any(ast.unparse(each) == statement for each in body):
         return ()
     return (_insert(file, _after_imports(body), f"{statement}\n"),)
+
+
+def write_statement(edits: Edits) -> str:
+    """The statement that is edited first, as it is to be written; what else is edited in its file comes after it."""
+    there = _innermost(_parse(edits[0].path), edits[0].line)
+    return textwrap.dedent(edited_lines(edits, there[0].lineno, there[-1].end_lineno or 0)).rstrip()
 
 
 # --- an activation that is written out --------------------------------------------------------------------------------
@@ -358,6 +362,17 @@ def set_up(placed: Placed, code: str) -> Edits:
     return _checked([_insert_after(placed.file, last, code)])
 
 
+def load_with(placed: Placed, part: str, argument: str, of_whole: str) -> Edits:
+    """Give the call that loads a part an argument; where the object loads its parts itself, give it another. None
+    where such a call is not known, or has one."""
+    *_, made = _chain(placed.bound.value)
+    names = [ast.unparse(each.value) for each in made.keywords if each.arg == part]
+    there = (each for each in ast.walk(_parse(placed.file)) if isinstance(each, ast.Assign))
+    bound = [each for each in there if ast.unparse(each.targets[0]) in names] if names else [placed.bound]
+    calls = [call for each in bound for call in _chain(each.value) if last_name(call.func) == "from_pretrained"]
+    return _give([(placed.file, each) for each in calls], argument if names else of_whole) if len(calls) == 1 else ()
+
+
 def _chain(call: ast.expr) -> Iterator[ast.Call]:
     """Yield a call, and those whose results' methods it calls: of `a(x).b().c()` that of c, of b and of a."""
     while isinstance(call, ast.Call):
@@ -414,30 +429,21 @@ def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator
             for call in _calls(statements, line, name)
         )
         if edits:
-            text = edited_lines(edits, statements[0].lineno, max(each.end_lineno or 0 for each in statements))
-            yield statements[0].lineno, textwrap.dedent(text).rstrip()
+            yield statements[0].lineno, write_statement(edits)
         else:
             yield from ((line, "") for line, _ in inside)
 
 
 def _calls(statements: tuple[ast.stmt, ...], line: int, name: str) -> list[ast.Call]:
     """Those that a frame's line can mean: Python gives the line where a call begins, or that of a method's name."""
-    calls = [
-        node
-        for each in statements
-        for node in ast.walk(each)
-        if isinstance(node, ast.Call) and last_name(node.func) == name
-    ]
+    calls = (call for each in statements for call in _walk_calls(each, {name}))
     return [call for call in calls if line in (call.lineno, call.func.end_lineno)]
 
 
 def _edit_call(file: str, call: ast.Call, *, keyword: bool) -> SourceEdit:
     path, function = os.path.realpath(file), call.func
     if keyword:
-        for given in call.keywords:
-            if given.arg == "inplace":
-                return _replace(path, given.value, "True")
-        return _append_argument(file, call, "inplace=True")
+        return _give_value(file, call, "inplace=True")
     if not call.args:
         number, end = function.end_lineno or 0, function.end_col_offset or 0
         return SourceEdit(path, number, end, end, "_")
@@ -470,9 +476,12 @@ def _innermost(tree: ast.Module, line: int) -> tuple[ast.stmt, ...]:
 
 
 def _find_calls(file: str, names: Collection[str]) -> Iterator[ast.Call]:
-    for node in ast.walk(_parse(file)):
-        if isinstance(node, ast.Call) and last_name(node.func) in names:
-            yield node
+    return _walk_calls(_parse(file), names)
+
+
+def _walk_calls(tree: ast.AST, names: Collection[str]) -> Iterator[ast.Call]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return (each for each in calls if last_name(each.func) in names)
 
 
 def _indentation(file: str, statement: ast.stmt) -> str:

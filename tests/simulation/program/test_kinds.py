@@ -371,6 +371,51 @@ def test_packages_that_take_the_library_from_bitsandbytes_have_the_rows(bnb: Any
     assert [op.flops for op in run.profile.ops if op.name.endswith("cdequantize_blockwise_bf16_nf4")] == [384 * 512]
 
 
+def test_four_bit_weights_move_with_their_scales(bnb: Any) -> None:
+    with fxmem.record("h100") as run:
+        layer = bnb.nn.Linear4bit(512, 384, bias=False, compress_statistics=False, quant_type="nf4")
+        model = nn.Sequential(layer).cuda()
+        weight, on_card = model[0].weight, torch.cuda.memory_allocated()
+        for device in ("cpu", "cuda") * 2:
+            model.to(device)
+            assert model[0].weight is weight
+            assert isinstance(weight, bnb.nn.Params4bit)
+            assert {weight.device.type, weight.quant_state.absmax.device.type} == {device}
+            assert torch.cuda.memory_allocated() == (on_card if device == "cuda" else 0)
+        assert weight.quant_state.shape == (384, 512)
+    assert run.peak.requested_bytes >= 384 * 512 // 2
+
+
+class Blocks(nn.Parameter):
+    """A parameter whose results are of its class, with its attribute, as GGUF's are in diffusers."""
+
+    def __new__(cls, data: torch.Tensor, kind: str) -> Blocks:
+        """A parameter that needs no gradient."""
+        made: Blocks = torch.Tensor._make_subclass(cls, data, False)
+        made.kind = kind
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch makes, in this class."""
+        result = torch.Tensor.__torch_function__.__func__(cls, func, types, args, kwargs)  # type: ignore[attr-defined]
+        return cls(result, args[0].kind) if isinstance(result, torch.Tensor) else result
+
+
+def test_a_parameter_that_hands_its_attribute_on_moves() -> None:
+    layer = nn.Module()
+    layer.weight = Blocks(torch.ones(512, dtype=torch.uint8), "q8")
+    with fxmem.record("h100") as run:
+        layer.to("cuda")
+        assert torch.cuda.memory_allocated() == 512
+        plain = torch.Tensor._make_subclass(torch.Tensor, layer.weight)  # as it is unpacked
+        assert plain.view(2, 256).float().shape == (2, 256)
+        assert isinstance(layer.weight, Blocks)
+        assert layer.weight.kind == "q8"
+        torch.ones(3, device="cuda")
+    assert run.peak.requested_bytes >= 512 + 4 * 512
+
+
 def test_eight_bit_layers_multiply_whole_numbers_and_find_no_outliers(bnb: Any) -> None:
     with fxmem.record("h100", steps=1) as run:
         layer = bnb.nn.Linear8bitLt(512, 384, bias=False, has_fp16_weights=False, threshold=6.0).cuda()

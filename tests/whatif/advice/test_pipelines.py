@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,7 +19,7 @@ from fxmem.records.advice import Advice
 from fxmem.records.profile import Report
 from fxmem.records.units import format_bytes
 from fxmem.simulation.program import Launch
-from fxmem.whatif.advice import statements
+from fxmem.whatif.advice import pipelines, statements
 from fxmem.whatif.program_step import ProgramCommand
 from fxmem.whatif.source_edits import apply_edits
 
@@ -60,6 +61,33 @@ def test_a_setting_comes_after_the_pipeline_is_there(tmp_path: Path) -> None:
     (placed,) = statements.find_placed(str(file), "Pipeline")
     (text,) = apply_edits(statements.set_up(placed, "pipe.vae.enable_tiling()")).values()
     assert text.splitlines()[2:4] == ['pipe.to("cuda")', "pipe.vae.enable_tiling()"]
+
+
+LOADS = {
+    'pipe = FluxPipeline.from_pretrained("x", device_map="cuda")': (
+        'pipe = FluxPipeline.from_pretrained("x", device_map="cuda", {pipe})'
+    ),
+    'unet = UNet.from_pretrained(\n    "x",\n)\npipe = Pipeline.from_pretrained("x", unet=unet).to("cuda")': (
+        'unet = UNet.from_pretrained(\n    "x",\nq=1)\npipe = Pipeline.from_pretrained("x", unet=unet).to("cuda")'
+    ),
+    # Not known: a part that is made otherwise, or twice, what has such an argument or may have it.
+    'unet = UNet(4)\npipe = Pipeline.from_pretrained("x", unet=unet)': "",
+    "unet = UNet.from_pretrained(a)\nunet = UNet.from_pretrained(b)\npipe = Pipeline(unet=unet)": "",
+    'pipe = Pipeline.from_pretrained("x", q=2)': "",
+    'pipe = Pipeline.from_pretrained("x", **options)': "",
+}
+
+
+@pytest.mark.parametrize("source", LOADS)
+def test_a_part_is_loaded_with_an_argument(tmp_path: Path, source: str) -> None:
+    file = tmp_path / "sample.py"
+    file.write_text(source + "\n")
+    (placed,) = statements.find_placed(str(file), "Pipeline")
+    edits = statements.load_with(placed, "unet", "q=1", "q=[1]")
+    written = "".join(apply_edits(edits).values()).rstrip("\n")
+    assert written == LOADS[source].replace("{pipe}", "q=[1]")
+    if edits:
+        assert statements.write_statement(edits) in written
 
 
 PROGRAM = """
@@ -148,3 +176,46 @@ def test_what_moves_least_comes_first_where_it_fits(advise: Callable[[str, str],
     moved = [math.inf if each is None else each for each in known]  # which comes last
     assert moved
     assert all(one <= other for one, other in pairwise(moved))
+
+
+LOADED = """
+import torch
+from diffusers import StableDiffusionPipeline
+
+nothing = None
+pipe = StableDiffusionPipeline.from_pretrained(
+    "saved", torch_dtype=torch.float16, safety_checker=nothing, feature_extractor=nothing,
+    text_encoder=nothing, tokenizer=nothing,
+)
+pipe.to("cuda")
+words = torch.randn(1, 77, 64, device="cuda", dtype=torch.float16)
+pipe(prompt_embeds=words, negative_prompt_embeds=words, height=128, width=128, num_inference_steps=2, output_type="pt")
+"""
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(("key", "kernel"), [("nf4-loaded:unet", "gemm_4bit"), ("int8-loaded:unet", "cigemmlt_32")])
+def test_a_denoiser_is_loaded_in_fewer_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, kernel: str
+) -> None:
+    for name in ("diffusers", "bitsandbytes"):
+        pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(action="ignore"):
+        exec(PROGRAM.partition("pipe.to(")[0].replace("(64, 128)", "(320, 640)") + 'pipe.save_pretrained("saved")', {})
+
+    def run(program: str) -> Report:
+        Path("sample.py").write_text(program)
+        return ProgramCommand(Launch("sample.py", ()), catalogue.target("rtx4090"), 1).run()
+
+    before = run(LOADED)
+    ways = {way.key: (way.code, edits) for way, edits in pipelines.list_ways([str(tmp_path / "sample.py")], before)}
+    code, edits = ways[key]
+    (text,) = apply_edits(edits).values()
+    made = code.removeprefix("import diffusers\n")
+    assert made in text
+    after = run(text)
+    assert any(kernel in op.name for op in after.ops)
+    # The peak of so small a model may be larger, of numbers that the products in 8 bits make.
+    kept = [sum(e.nbytes for e in each.storages if e.kind == "parameter") for each in (after, before)]
+    assert kept[0] < kept[1]
