@@ -161,9 +161,7 @@ def test_a_model_that_returns_its_own_loss(tmp_path: Path) -> None:
     script.write_text(OWN_LOSS)
     parser = Parser().add_arguments(advise_command.ARGUMENTS)
     words = ("--target", "100MB", "--no-plans", "--quiet", "--run", str(script))
-    code, text = advise_command.run(parser.parse_args(words))
-    assert code == 4
-    assert "1. bfloat16 autocast" in text
+    assert "1. bfloat16 autocast" in advise_command.run(parser.parse_args(words))[1]
 
 
 def test_advice_on_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
