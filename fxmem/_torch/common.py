@@ -59,6 +59,10 @@ tensor_metadata = shape_prop._extract_tensor_metadata
 contiguous_strides: Callable[..., tuple[int, ...]] = make_contiguous_strides_for
 """The strides of a contiguous tensor of a shape (since 1.13)."""
 
+CONTAINERS: Final = (
+    *(torch.nn.DataParallel, torch.nn.Transformer, torch.nn.TransformerEncoder, torch.nn.TransformerDecoder),
+)
+"""Modules of torch.nn that run layers, or a whole model: public, but no layer of torch's own."""
 NormBase = torch.nn.modules.batchnorm._NormBase  # what every module with running statistics derives from (since 1.4)
 InstanceNorm = torch.nn.modules.instancenorm._InstanceNorm  # (since 0.4)
 

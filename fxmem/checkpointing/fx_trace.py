@@ -100,7 +100,10 @@ class _Tracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # Looked into, its momentum would be a constant and its counter a node of its own; whole, it can be told to
         # leave its statistics alone.
-        return isinstance(m, torch_common.NormBase) or super().is_leaf_module(m, module_qualified_name)
+        is_container = isinstance(m, torch_common.CONTAINERS)
+        return isinstance(m, torch_common.NormBase) or (
+            not is_container and super().is_leaf_module(m, module_qualified_name)
+        )
 
 
 def trace(model: nn.Module) -> Symbolic:

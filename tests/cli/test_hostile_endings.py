@@ -325,7 +325,7 @@ def test_whoever_reads_the_first_line_may_leave(folder: Path) -> None:
 def test_a_process_ends_with_its_handlers_run_and_its_threads_waited_for(daemon: bool) -> None:
     program = (
         "import atexit, threading, time; from fxmem.__main__ import run_process; atexit.register(print, 'handled'); "
-        f"rest = lambda: (time.sleep({600 if daemon else 0.1}), print('waited')); "
+        f"rest = lambda: (time.sleep(600) if {daemon} else threading.main_thread().join(5), print('waited')); "
         f"threading.Thread(target=rest, daemon={daemon}).start(); run_process()"
     )
     ended = subprocess.run([sys.executable, "-c", program, "show", "none"], capture_output=True, text=True, check=False)

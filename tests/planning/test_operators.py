@@ -90,6 +90,29 @@ def test_a_bias_that_linear_adds_in_place_but_under_a_tape() -> None:
     assert plan.after.requested_bytes == measured.peak_without_kernel_scratch_bytes
 
 
+class Encoded(nn.Module):
+    """An encoder of torch's own as a part of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x).mean(1)
+
+
+def test_layers_of_an_encoder_of_torchs_own_are_layers_of_the_model() -> None:
+    torch.manual_seed(0)
+    model, x = Encoded(), torch.randn(64, 64, 32)
+    analysis = fxmem.analyze(model, x, target="cpu", optimizer=None)
+    assert {f"encoder.layers.{number}" for number in range(4)} <= {node.module for node in analysis.profile.nodes}
+    plan = fxmem.plan(analysis, budget=0.7, application="modules")
+    assert plan.regions[0].modules == ("encoder.layers.0",)
+    measured = measure_cpu(fxmem.checkpoint(model, plan), StepRequest(args=(x,), optimizer=None), steps=2)
+    assert plan.after.requested_bytes == measured.peak_without_kernel_scratch_bytes
+
+
 def test_a_course_followed_from_another_is_that_from_the_start() -> None:
     analysis = gpt2()
     cutter, chance = OperatorPlanner(analysis.profile, lambda: verified_plan.survey(analysis))._cutter, random.Random(3)

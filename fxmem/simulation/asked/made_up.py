@@ -52,6 +52,8 @@ class MadeUpNotes:
     def __init__(self, given: Mapping[str, torch.Tensor] | None = None) -> None:
         self.unfollowed: set[str] = set()
         """Functions that use a card in processes of their own, of which nothing is known."""
+        self.loops_ended = 0
+        """Of `while` loops, how many ended by a number that is made up."""
         self.reads = 0
         """How often the program has asked a tensor of the target for a number."""
         self.assumed: list[Assumption] = []
@@ -80,7 +82,7 @@ class MadeUpNotes:
             self._rounds[key] += 1
         if self._rounds[key] > _ROUNDS:
             del self._rounds[key]
-            what, passes = f"{what}, so that the loop ends", not passes
+            what, passes, self.loops_ended = f"{what}, so that the loop ends", not passes, self.loops_ended + 1
         self.note("decided", what, origin)
         return passes
 

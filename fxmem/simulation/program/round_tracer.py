@@ -129,10 +129,6 @@ class RoundTracer(ProgramTracer):
                 return self._call_inner(name, compiled or module, lambda: original(module, *args, **kwargs))
             return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
 
-    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """As torch.fx has it; but `DataParallel`, which is torch's own, only calls the model of the program."""
-        return not isinstance(m, torch.nn.DataParallel) and super().is_leaf_module(m, module_qualified_name)
-
     def _find_path(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         path = self._roots.find_path(module)
         if path is not None:

@@ -82,13 +82,19 @@ class Evaluations:
         self._growth, self._calls = GrowthLog(self._log, self._owners.holders), ran
         self._is_known, self._until, self._repeats.is_on = False, 0.0, False
         self._is_listed = self.is_cut = False
+        self._ended = self._machine.notes.loops_ended
 
     def end_loop(self, ran: int, *, is_over: bool = True) -> None:
         """A loop that was followed is over after so many passes, or the program is before."""
+        is_over &= self._machine.notes.loops_ended == self._ended  # else nobody knows how many it has
         if self._is_listed and not self.is_cut:
             most = self._machine.find_peak()[0]
             whole = {"batches": ran, "end_bytes": most, "reserved_bytes": None, "full_at": None} if is_over else {}
             self.passes[-1] = self.passes[-1].model_copy(update={"ran": ran, "requested_bytes": most, **whole})
+
+    def drop_loop(self) -> None:
+        """The loop that was followed is a part of another's passes."""
+        del self.passes[len(self.passes) - self._is_listed :]
 
     def note_asked(self, of: LoaderPass, ran: int) -> bool:
         """A pass over a loader asks for its next batch; as `note_batch`."""
@@ -163,8 +169,11 @@ class Evaluations:
             seconds, operators = (round(left * (b - a) / (_TIMED - 1)) for a, b in zip(self._timed, now, strict=True))
             goes_on = seconds <= MOST_SECONDS and now[1] + operators <= self._most_operators
             self.whole_operators += operators
-        if left == 0 or not goes_on:
+        if left < 2 or not goes_on:
             self._note_held(tick)
+            held = [2 * self._growth.held_bytes(each.holder) >= each.nbytes * (ran - 1) for each in last.grown]
+            if whole == last.batches and not all(held):  # it was let go of meanwhile
+                last = last.model_copy(update={"growth_bytes": None, "grown": ()})
         last = last.model_copy(update={"ran": ran, "requested_bytes": self._machine.find_peak()[0]})
         last = last.model_copy(update={"end_bytes": self._find_end(last)})
         if goes_on and left < 2 and whole == last.batches:  # who knows the number asks for no batch after the last one
@@ -232,7 +241,7 @@ def _find_ahead(of: EvaluationPass, ran: int) -> dict[str, int] | None:
     whether they do."""
     if not of.growth_bytes:
         return {}
-    if of.batches is None or not of.grown or not of.is_proved:
+    if of.batches is None or not of.grown or not (of.is_proved or of.batches - ran < 2):
         return None
     return {each.holder: each.nbytes * max(min(each.until or of.batches, of.batches) - ran, 0) for each in of.grown}
 

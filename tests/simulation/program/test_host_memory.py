@@ -118,7 +118,7 @@ def test_what_came_off_the_card_can_be_resized(tmp_path: Path) -> None:
     assert held.grad.shape == held.shape
     made = of_card.cpu()
     made.resize_(4096, 1024)[4095] = 3
-    assert made.sum() >= 3 * 1024
+    assert made.shape == (4096, 1024) and (made[4095] == 3).all()
     torch.save(of_card.cpu(), "saved.pt")
     assert torch.load("saved.pt", map_location="cpu").shape == (2048, 1024)
     """

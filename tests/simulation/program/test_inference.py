@@ -20,9 +20,9 @@ from fxmem.simulation.run import evaluations
 
 PROGRAM = str(Path(__file__).with_name("inferring.py"))
 LINES = Path(PROGRAM).read_text(encoding="utf-8").splitlines()
-STEPS, KEPT, CALLS = (
+STEPS, KEPT, CALLS, PICTURES = (
     f"{PROGRAM}:{next(number for number, line in enumerate(LINES, 1) if text in line)}"
-    for text in ("for i in range(steps)", "kept = [torch.cat", "for _ in range(4 if")
+    for text in ("for i in range(steps)", "kept = [torch.cat", "for _ in range(4 if", "for _ in range(passes)")
 )
 PLAIN = ("plain", "kept", "joined", "nested", "left", "varied", "cast", "model-offload")
 UNEVEN = ("refilled", "counted", "sequential")
@@ -104,6 +104,15 @@ def test_the_outermost_loop_with_passes_is_followed() -> None:
     assert [(each.place, each.ran) for each in inner] == [(STEPS, 20)]
 
 
+def test_a_loop_whose_passes_have_calls_beside_an_inner_loop() -> None:
+    for passes in (30, 10_000_000):
+        each = found(run("pictures", passes))
+        assert (each.place, each.batches) == (PICTURES, passes)
+        assert each.growth_bytes == 4 * 256 * 64 * 2
+        assert [grown.holder for grown in each.grown] == ["masks"]
+        assert (each.full_at is None) == (passes == 30)
+
+
 def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
     """To the byte what a run of all takes, until what the program makes of all of them."""
     short, whole = run("kept", 300, seconds=-1), run("kept", 300, whole=True)
@@ -139,6 +148,12 @@ def test_what_a_loop_lets_go_of_again_does_not_fill_the_card(kind: str) -> None:
         assert short.rounds[-1].requested_bytes == whole.rounds[-1].requested_bytes
     if kind == "emptied":
         assert [each.cause for each in findings.find(whole.profile, whole.timeline)] == []
+
+
+def test_a_loop_that_a_made_up_number_ends_has_no_last_pass() -> None:
+    short = run("converge", 3000)
+    assert (found(short).batches, found(short).is_carried_on) == (None, True)
+    assert "fits so far, with 101 passes" in find_fit(short.profile, short.peak).verdict
 
 
 @pytest.mark.truth

@@ -30,9 +30,8 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         for each in _find_endless(evaluation.grown):
             if batches is not None and batches * each.nbytes < least:
                 continue
-            if not (each.is_endless or evaluation.is_carried_on):
-                continue  # it has ended before the last
-            nbytes = batches and each.is_endless and batches * each.nbytes
+            is_known = each.is_endless or not evaluation.is_carried_on
+            nbytes = batches and is_known and batches * each.nbytes
             sum_of_all = f", about {format_bytes(nbytes)} of {batches:,}" if nbytes else ""
             yield _describe(each, evaluation.of, f"{when}{sum_of_all}")
 

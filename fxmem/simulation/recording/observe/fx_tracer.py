@@ -128,8 +128,8 @@ class ProgramTracer(torch.fx.Tracer):
         return self._state == "tracing" and not self._inside
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """As torch.fx has it, but `DataParallel` is looked into: it is of torch.nn, and what it runs is the user's."""
-        return not isinstance(m, torch.nn.DataParallel) and super().is_leaf_module(m, module_qualified_name)
+        """As torch.fx has it, but modules of torch.nn that run layers, or the program's model, are looked into."""
+        return not isinstance(m, torch_common.CONTAINERS) and super().is_leaf_module(m, module_qualified_name)
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -55,10 +55,15 @@ class Inference(RoundListener):
         self._evaluations.note_call(is_loop=True)
 
     def _note_pass(self, frame: FrameMark, loops: Sequence[Loop]) -> None:
-        """A pass of the innermost of a function's loops is over."""
-        loop = loops[-1]
-        if self._loop is None or frame != self._followed or loop.first != self._loop.first:
+        """A pass of the innermost of a function's loops is over: of the one that is followed, of one within it, or of
+        one around it, which has calls of its own."""
+        loop, last = loops[-1], self._loop if frame == self._followed else None
+        if last is not None and any(each.first == last.first for each in loops[:-1]):
+            return
+        if last is None or loop.first != last.first:
             self._end_loop()
+            if last is not None and loop.first <= last.first <= last.last <= loop.last:
+                self._evaluations.drop_loop()
             self._followed, self._loop, self._passes, self._is_settled = frame, loop, 1, False
             self._evaluations.begin(1)
             return
