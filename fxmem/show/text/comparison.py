@@ -118,14 +118,14 @@ def _answer(comparison: StepComparison) -> Iterator[Fact]:
             for start, _, count in runs
         )
         yield Fact("Most", printable(f"{', '.join(words)} at the peak"))
-    lines = Counter[str]()
+    lines = Counter[tuple[str, str]]()
     for node in comparison.nodes:
         if node.source is not None:
-            lines[f"{node.source.place} CHANGE: {node.source.code}"] += node.at_peak.delta or 0
+            lines[node.source.place, node.source.code] += node.at_peak.delta or 0
     worth = max(peak.before or 0, peak.after or 0) // _SHARE
     found = [each for each in sorted(lines.items(), key=lambda each: -abs(each[1])) if abs(each[1]) > worth]
     if found:
-        words = (each.replace("CHANGE", format_delta(delta, format_bytes), 1) for each, delta in found[:_MOST])
+        words = (f"{place} {format_delta(by, format_bytes)}: {code}" for (place, code), by in found[:_MOST])
         yield Fact("Lines", "\n".join(map(printable, words)))
 
 

@@ -121,7 +121,7 @@ class RepeatedCalls:
         self._recording, self._log = recording, recording.log
         self._memory, self._trace = machine.memory, machine.trace
         self._mode, self._device, self._notes = recording.fakes, recording.device, machine.notes
-        self._maker = torch_fakes.Maker(self._mode)
+        self._maker, self._functions = torch_fakes.Maker(self._mode), _OwnFunctions()
         self.is_on = False
         """Whether calls that are alike are made of those that ran."""
         self.made = self.ran = 0
@@ -168,7 +168,7 @@ class RepeatedCalls:
             known.last, known.alike, known.count = None, 0, _TRIED  # autocast still has its casts: another makes none
         if known.alike < _CONFIRMED and known.count > _TRIED:
             return call.run()
-        like, state, values = known.last, _list_state(module), [_read(each) for each in tensors]
+        like, state, values = known.last, _list_state(module, self._functions), [_read(each) for each in tensors]
         changed = [i for i, (old, new) in enumerate(zip(known.values, values, strict=False)) if old not in (..., new)]
         is_expected = state == known.state and not changed
         if like is not None and known.alike >= _CONFIRMED and is_expected and known.count & (known.count - 1):
@@ -204,7 +204,7 @@ class RepeatedCalls:
         memory.ask_cudnn()
         events = find_events(self._trace.since(acts)[0], memory.asked)
         if (
-            _list_state(module) != state
+            _list_state(module, self._functions) != state
             or random.getstate() != draws
             or events is None
             or ops is not log.ops
@@ -297,11 +297,13 @@ def _read(tensor: torch.Tensor) -> Any:
         return known.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-@functools.cache
-def _list_functions(kind: type) -> tuple[types.FunctionType, ...]:
-    """The program's own functions of a class."""
-    functions = [each for base in kind.__mro__ for each in vars(base).values() if isinstance(each, types.FunctionType)]
-    return tuple(filter(is_own_code, functions))
+class _OwnFunctions(dict[type, list[types.FunctionType]]):
+    """The program's own functions, by class; for as long as one program is recorded, which may make its classes."""
+
+    def __missing__(self, kind: type) -> list[types.FunctionType]:
+        functions = (each for base in kind.__mro__ for each in vars(base).values())
+        self[kind] = [each for each in functions if isinstance(each, types.FunctionType) and is_own_code(each)]
+        return self[kind]
 
 
 def _list_used(function: Any) -> Iterator[Any]:
@@ -321,13 +323,13 @@ def _list_used(function: Any) -> Iterator[Any]:
         yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
 
 
-def _list_state(module: torch.nn.Module) -> list[Any] | None:
+def _list_state(module: torch.nn.Module, functions: _OwnFunctions) -> list[Any] | None:
     """The numbers that a module has and what belongs to it, what of the program's functions lead to, and its tensors;
     None where there are too many."""
     found, seen = list[Any](), set[int]()
 
     def note(value: Any, depth: int) -> None:
-        kind: Any = type(value)
+        kind = type(value)
         if kind in _PLAIN:
             found.append(value)
             return
@@ -344,7 +346,7 @@ def _list_state(module: torch.nn.Module) -> list[Any] | None:
         elif isinstance(value, (set, frozenset)):
             within = [("", each, None) for each in value]
         else:
-            within = [*list_parts(value), *(("", each, None) for each in _list_functions(kind))]
+            within = [*list_parts(value), *(("", each, None) for each in functions[kind])]
         for name, inner, _ in within:
             found.append(name)
             note(inner, depth + 1)
@@ -355,8 +357,7 @@ def _list_state(module: torch.nn.Module) -> list[Any] | None:
                 note(value, 0)
             else:
                 found.extend((tensor.dtype, tensor.shape) for tensor in value.values() if tensor is not None)
-        kind: Any = type(each)
-        for function in _list_functions(kind):
+        for function in functions[type(each)]:
             note(function, 0)
     return None if len(found) > _MOST_VALUES else found
 
