@@ -51,6 +51,7 @@ ROOMS_OF_SIMULATION = {
     "ranks": "a world that is not there",
     "asked": "values that no kernel has computed",
     "code": "the user's lines and frames",
+    "engines": "serving engines by release",
 }
 """The same of the rooms that `simulation` has."""
 PLANS = {"rooms.svg": ("fxmem", ROOMS), "rooms-of-simulation.svg": ("fxmem.simulation", ROOMS_OF_SIMULATION)}

@@ -26,7 +26,7 @@ def predict(case: dict[str, Any]) -> dict[str, float]:
     settings = {name: case[name] for name in ("max_batched_tokens", "max_seqs", "max_model_len")}
     settings["max_num_batched_tokens"] = settings.pop("max_batched_tokens")
     settings["max_num_seqs"] = settings.pop("max_seqs")
-    config = build({**case, "settings": {}}).config
+    config = build({**case, "settings": {}}).module.config
     with tempfile.TemporaryDirectory() as folder, fxmem.record(card) as run:
         config.save_pretrained(folder)
         from vllm import LLM

@@ -343,6 +343,15 @@ class ServeSequences(Record):
     high: float
 
 
+class ServeChange(Record):
+    """What one option of the engine would leave."""
+
+    option: str
+    """As the engine takes it, e.g. `--kv-cache-dtype fp8`."""
+    low_tokens: int
+    high_tokens: int
+
+
 class ServeSize(Headed, Versioned):
     """A serving engine's start on a card: its terms, and the blocks of keys and values that are left."""
 
@@ -356,6 +365,12 @@ class ServeSize(Headed, Versioned):
     max_seqs: int
     block_size: int
     """Tokens of a block."""
+    tensor_parallel: int = 1
+    """Cards that split each layer."""
+    pipeline_parallel: int = 1
+    """Stages of the model. All that follows is of the card with the least room."""
+    kv_dtype: str = "auto"
+    """What keys and values are kept in; `auto`: as the weights."""
     weights_bytes: Bytes
     """Parameters, buffers and the engine's tables of rotary positions."""
     profile_peak_bytes: Bytes
@@ -370,6 +385,11 @@ class ServeSize(Headed, Versioned):
     """Groups of layers that share blocks; 1 where all layers are alike."""
     uncounted: Many[UncountedTerm]
     """All of them lie between `kv_low_bytes` and `kv_high_bytes`."""
+    counts_graphs: bool
+    """Whether this release takes what CUDA graphs need off its share; else they lie beside it."""
+    graphs_low_bytes: Bytes | None
+    graphs_high_bytes: Bytes | None
+    """What CUDA graphs take; None where too little was seen of such a model."""
     kv_low_bytes: int
     """For keys and values where every uncounted term is highest; negative: the engine does not start."""
     kv_high_bytes: int
@@ -378,6 +398,8 @@ class ServeSize(Headed, Versioned):
     low_tokens: int
     high_tokens: int
     sequences: Many[ServeSequences]
+    changes: Many[ServeChange] = ()
+    """Options that leave more, the most first."""
     assumptions: Many[Assumption] = ()
 
 

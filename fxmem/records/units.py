@@ -164,6 +164,8 @@ CACHES: Final = ("dynamic", "static", "sliding", "offloaded", "quantized")
 """What a generation keeps keys and values in, by transformers' names."""
 ENGINES: Final = ("vllm",)
 """Serving engines whose arithmetic is known."""
+KV_DTYPES: Final = ("auto", "fp8")
+"""What an engine keeps keys and values in: as the weights, or in a byte each."""
 QUANTIZE: Final = ("int8", "int4", "nf4", "fp8")
 """What weights are quantised to."""
 Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]

@@ -110,6 +110,18 @@ class KVCache(Record):
     """hf:ORG/NAME or hf:CLASS."""
     target: str = ""
     """The card."""
+    engine: str = ""
+    """vllm, or a release of it, e.g. vllm@0.19."""
+    mesh: str = ""
+    """How cards share the model, e.g. tp=4 or tp=4,pp=2."""
+    utilization: float | None = None
+    """The share of the card that the engine may use, e.g. 0.9."""
+    max_seqs: int | None = None
+    """Sequences at a time."""
+    quantize: str = ""
+    """fp8: linear layers quantised as they are loaded."""
+    kv_dtype: str = ""
+    """fp8: keys and values of one byte."""
     context: str | None = None
     """Lengths of sequences of which to say how many fit, e.g. 4096,32768."""
 

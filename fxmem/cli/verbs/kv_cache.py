@@ -1,11 +1,11 @@
 """How many tokens fit a serving engine's KV cache?
 
-Predict a serving engine's start on one card: weights, the peak of its profile run, and the blocks of keys and values
-that are left, by the engine's published arithmetic. What only the card knows is named with what was published of it;
-the answer is a range. Exit code 4 if nothing is left.
+Predict a serving engine's start on one card or several: weights, the peak of its profile run, and the blocks of keys
+and values that are left, by the arithmetic of a release. What only the card knows is named with what starts logged of
+it; the answer is a range. Exit code 4 if nothing is left.
 
     fxmem kv-cache hf:Qwen/Qwen3-8B --target rtx4090
-    fxmem kv-cache hf:Qwen/Qwen3-8B --max-seqs 1024 --context 4096,40960
+    fxmem kv-cache hf:meta-llama/Llama-3.1-70B --mesh tp=4 --quantize fp8 --context 4096,40960
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from fxmem.cli.options import INPUTS, MODEL, STEP, TARGET, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag, number
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import build_changed_module, require_torch, with_defaults
+from fxmem.cli.step import require_torch, with_defaults
 from fxmem.errors import UsageError
-from fxmem.records.units import ENGINES
+from fxmem.records.units import ENGINES, KV_DTYPES
 
-_OF_THE_STEP = ("--weights", "--quantize", "--quiet")
+_OF_THE_STEP = ("--weights", "--quiet")
 
 ARGUMENTS = (
     MODEL,
     *(each for each in INPUTS if each.names[0] in ("--set", "--download")),
     *(each for each in STEP if each.names[0] in _OF_THE_STEP),
     TARGET,
-    argument("--engine", choices=ENGINES, default=ENGINES[0], help="the serving engine"),
-    argument("--utilization", type=float, default=0.9, metavar="SHARE", help="of the card's memory, for the engine"),
-    number("--max-batched-tokens", "tokens of a forward", default=8192),
-    number(
-        "--max-seqs",
-        "sequences at a time; vLLM's own default is 1024 on cards of 70 GiB or more that are no A100",
-        default=256,
-    ),
+    argument("--engine", default=ENGINES[0], metavar="ENGINE[@RELEASE]", help="the serving engine: vllm, or vllm@0.19"),
+    argument("--mesh", default="", metavar="tp=4[,pp=2]", help="how cards share the model: each layer by 4, 2 stages"),
+    argument("--quantize", choices=("fp8",), help="linear layers quantised as they are loaded (vLLM's --quantization)"),
+    argument("--kv-dtype", choices=KV_DTYPES, default=KV_DTYPES[0], help="of keys and values (--kv-cache-dtype)"),
+    argument("--utilization", type=float, metavar="SHARE", help="of the card's memory, for the engine (0.9)"),
+    number("--max-batched-tokens", "tokens of a forward (8192 on a card of 70 GiB or more that is no A100, else 2048)"),
+    number("--max-seqs", "sequences at a time (1024 on such a card, else 256)"),
     number("--block-size", "tokens of a block of the cache", default=16),
     argument(
         "--context", default="2048,8192,32768", metavar="N[,N]...", help="lengths of sequences of which to say how many"
@@ -58,9 +57,14 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     with Progress(options.quiet) as progress:
         require_torch(options)
         progress("loading torch")
+        from fxmem.cli.specs import build_model, parse_settings
         from fxmem.whatif.kv_cache import kv_cache
 
-        built = build_changed_module(options, progress, mode="infer")
+        progress(f"building {options.model}")
+        built = build_model(
+            options.model, parse_settings(options.settings), mode="infer", weights_dtype=options.weights
+        )
+        packed = None if options.weights or built.packed is None else built.packed.config
         found = kv_cache(
             built.module,
             engine=options.engine,
@@ -68,6 +72,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             max_batched_tokens=options.max_batched_tokens,
             max_seqs=options.max_seqs,
             block_size=options.block_size,
+            mesh=options.mesh,
+            kv_dtype=options.kv_dtype,
+            quantization=options.quantize or packed,
             contexts=[int(word) for word in lengths],
             target=card,
             eager=options.eager,

@@ -397,24 +397,27 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
     """The terms and what is left, no line wider than `width` columns (at least 60)."""
     share = f"{100 * size.utilization:g} % of {format_bytes(size.memory_bytes)}"
     batch = f"{size.max_batched_tokens:,} tokens, then a sample for each of {size.max_seqs:,} sequences"
-    head = [Fact("Model", size.model), Fact("Engine", f"{size.engine} {size.release}, on one {size.target.name}")]
+    cards = size.tensor_parallel * size.pipeline_parallel
+    on = f"one {size.target.name}" if cards == 1 else f"{cards} {size.target.name}: {_describe_mesh(size)}"
+    head = [Fact("Model", size.model), Fact("Engine", f"{size.engine} {size.release}, on {on}")]
     terms = [
         Fact("May use", f"{format_bytes(int(size.memory_bytes * size.utilization))}: {share}"),
         Fact("Weights", exact_bytes(size.weights_bytes)),
         Fact("Profile run", f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: {batch}"),
     ]
-    spans = (
-        f"{each.name}: {format_bytes(each.low_bytes)} to {format_bytes(each.high_bytes)} ({each.source})"
-        for each in size.uncounted
-    )
+    spans = (f"{each.name}: {_span(each.low_bytes, each.high_bytes)} ({each.source})" for each in size.uncounted)
     terms.append(Fact("Uncounted", "; ".join(spans)))
+    if not size.counts_graphs and size.graphs_high_bytes != 0:
+        known = size.graphs_low_bytes is not None and size.graphs_high_bytes is not None
+        taken = _span(size.graphs_low_bytes or 0, size.graphs_high_bytes or 0) if known else "not known"
+        terms.append(Fact("Beside", f"CUDA graphs, once keys and values have their room: {taken}"))
     block = f"{size.block_size} tokens, {format_bytes(size.block_bytes)}"
     shared = f"; {size.groups} groups of layers share the blocks" if size.groups > 1 else ""
-    low, high = format_bytes(max(size.kv_low_bytes, 0)), format_bytes(size.kv_high_bytes)
-    left = Fact("Left", f"{low} to {high} for keys and values")
+    left = Fact("Left", f"{_span(max(size.kv_low_bytes, 0), size.kv_high_bytes)} for keys and values")
     if not size.high_blocks:
         left = Fact("Left", "nothing for keys and values: the engine does not start", tone="bad")
-    tokens = f"{size.low_tokens:,} to {size.high_tokens:,}; {format_bytes(size.token_bytes)} each in all layers"
+    width_of_token = f"{format_bytes(size.token_bytes)} each in all layers"
+    tokens = f"{size.low_tokens:,} to {size.high_tokens:,}; {width_of_token}{'' if cards == 1 else ' of a card'}"
     found = [
         Fact("Requests", f"{format_whole(each.low, each.high)} of {each.context:,} tokens at once")
         for each in size.sequences
@@ -423,9 +426,28 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
         left,
         Fact("Tokens", tokens),
         Fact("Blocks", f"{size.low_blocks:,} to {size.high_blocks:,} of {block}{shared}"),
+        *(
+            Fact(
+                "More with" if place == 0 else "", f"{each.option}: {each.low_tokens:,} to {each.high_tokens:,} tokens"
+            )
+            for place, each in enumerate(size.changes)
+        ),
     ]
     notes = [Fact("Assumed", each.text) for each in size.assumptions if each.topic in ("model", "engine")]
     return render_sections([Section(facts=each) for each in (head, found, terms, notes)], width, color)
+
+
+def _describe_mesh(size: ServeSize) -> str:
+    """How the cards share the model; what is said is of the fullest."""
+    parts = [f"tp {size.tensor_parallel}"] if size.tensor_parallel > 1 else []
+    parts += [f"pp {size.pipeline_parallel}"] if size.pipeline_parallel > 1 else []
+    return f"{', '.join(parts)}; of the card with the least room"
+
+
+def _span(low: int, high: int) -> str:
+    """Two sizes, or one where both read the same."""
+    least, most = format_bytes(low), format_bytes(high)
+    return least if least == most else f"{least} to {most}"
 
 
 def format_whole(low: float, high: float) -> str:

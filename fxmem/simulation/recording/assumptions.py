@@ -267,8 +267,8 @@ def _engines(run: FinishedRun) -> Iterator[_Said]:
     for name, release in dict.fromkeys((each.name, each.release) for each in run.engines):
         yield (
             "engine",
-            f"{name} allocates as {release} does in the program's own process, with the modules of transformers and a "
-            "sampler of torch's kernels; its sequences end with the last token that they may have",
+            f"{name} allocates as {release} does in the program's own process, with the weights of transformers; its "
+            "sequences end with the last token that they may have",
         )
     if any(each.sleeps for each in run.engines):
         yield (

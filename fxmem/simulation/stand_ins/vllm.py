@@ -26,17 +26,19 @@ from torch import nn
 
 from fxmem.errors import AnalysisError
 from fxmem.records.parts import EngineUse
-from fxmem.records.profile import Kind, Phase
+from fxmem.records.profile import Kind, Phase, Target
 from fxmem.records.units import ENGINE_POOL, format_bytes
 from fxmem.simulation.card.card_memory import CardMemory
 from fxmem.simulation.card.card_thread import Roots
-from fxmem.simulation.code.engine import CacheLayout, ProfileRun, read_layout, rotary_bytes
 from fxmem.simulation.code.source_lines import program_place
+from fxmem.simulation.engines.cache_layout import CacheLayout, read_layout, rotary_bytes
+from fxmem.simulation.engines.profile_run import ProfileRun, ProfileSettings
+from fxmem.simulation.engines.releases import find_engine
 from fxmem.simulation.kernels.packages import Package
 from fxmem.simulation.recording.recording import Recording
 
-_RELEASE: Final = "0.33.0"
-_GIB: Final = 1 << 30
+_ENGINE: Final = find_engine("vllm")
+_RELEASE: Final = f"{_ENGINE.release}.0"
 _ALONE: Final[Mapping[str, Any]] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
@@ -139,13 +141,14 @@ class _Settings:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], config: Any, memory_bytes: int) -> _Settings:
-        """The settings of a call, and the defaults of a card that is no A100."""
-        is_large = memory_bytes >= 70 * _GIB and "a100" not in torch.cuda.get_device_name().lower()
+        """The settings of a call, and the defaults of the card."""
+        card = Target(name="", device="cuda", full_name=torch.cuda.get_device_name(), memory_bytes=memory_bytes)
+        tokens, sequences = _ENGINE.find_defaults(card, of_program=True)
         defaults = {
-            "gpu_memory_utilization": 0.92,
+            "gpu_memory_utilization": _ENGINE.utilization,
             "max_model_len": config.max_position_embeddings,
-            "max_num_batched_tokens": 16384 if is_large else 8192,
-            "max_num_seqs": 1024 if is_large else 256,
+            "max_num_batched_tokens": tokens,
+            "max_num_seqs": sequences,
             "block_size": 16,
             "enable_sleep_mode": False,
             "kv_cache_memory_bytes": None,
@@ -203,7 +206,10 @@ class VLLM(ProfileRun):
     """What an engine has on the card. Its steps are as its profile run, of fewer tokens."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model, 1)
+        processors = torch.cuda.get_device_properties().multi_processor_count
+        super().__init__(model, ProfileSettings(_ENGINE, 1, processors, is_alone=False))
+        del self.head  # its name is that in the model
+        self.model, self.head = model, model.get_output_embeddings()
         dtype = model.get_output_embeddings().weight.dtype
         table = torch.empty(rotary_bytes(model) // dtype.itemsize, dtype=dtype, device="cuda")
         self.register_buffer("rotary", table)
@@ -305,7 +311,8 @@ class _LLM:
 
     def _run(self, tokens: int, sequences: int) -> None:
         self._engines.prepare()
-        tokens, self._module.sequences = max(tokens, 1), max(min(tokens, sequences), 1)
+        tokens = max(tokens, 1)
+        self._module.settings = self._module.settings._replace(sequences=max(min(tokens, sequences), 1))
         self._module(torch.empty(1, tokens, dtype=torch.int64, device="cuda"))
 
     def _pool(self, tag: str) -> contextlib.AbstractContextManager[None]:

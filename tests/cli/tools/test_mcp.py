@@ -235,7 +235,11 @@ def test_the_answer_is_short_and_its_file_whole(folder: Path, tmp_path: Path) ->
         ("predict", {"model": "hf:A", "mode": "generate", "budget": "1GiB"}, ""),
         ("sweep", {"model": "hf:A", "over": ["batch=1..4", "card=t4"]}, "--over=batch=1..4 --over=card=t4"),
         ("shard", {"model": "hf:A", "cards": "8xh100"}, "--cards=8xh100"),
-        ("kv_cache", {"model": "hf:A", "context": "4096"}, "--context=4096"),
+        (
+            "kv_cache",
+            {"model": "hf:A", "engine": "vllm@0.19", "mesh": "tp=2", "utilization": 0.9, "context": "4096"},
+            "--engine=vllm@0.19 --mesh=tp=2 --utilization=0.9 --context=4096",
+        ),
         ("cards", {"model": "hf:A", "compile": "default", "mesh": "fsdp=8"}, "--compile=default --mesh=fsdp=8"),
     ],
 )

@@ -106,7 +106,8 @@ def test_what_comes_off_the_card_takes_no_memory_here_until_it_is_written_to(
     assert host.peak_bytes == host.process_bytes + host.pretended_bytes
 
 
-def test_what_came_off_the_card_can_be_resized(tmp_path: Path) -> None:
+def test_what_came_off_the_card_can_be_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code = """
     import torch
     from torch import nn

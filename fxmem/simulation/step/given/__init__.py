@@ -2,7 +2,7 @@
 
 from fxmem.simulation.step.given.adapters import add_lora, quantize_weights
 from fxmem.simulation.step.given.batches import Batch, is_loader, read_batch
-from fxmem.simulation.step.given.packed_weights import PackedWeights, pack_weights
+from fxmem.simulation.step.given.packed_weights import PackedWeights, pack_stage, pack_weights
 from fxmem.simulation.step.given.prepared_step import ignore_moves, read_loss, understand, view_source
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "add_lora",
     "ignore_moves",
     "is_loader",
+    "pack_stage",
     "pack_weights",
     "quantize_weights",
     "read_batch",

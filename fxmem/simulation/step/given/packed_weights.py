@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from torch import nn
+
+from fxmem.simulation.engines.layers import Stage, is_split_inside, is_whole
 
 _INT32, _FLOAT32, _INT64 = 4, 4, 8
 
@@ -26,6 +29,8 @@ class PackedWeights(NamedTuple):
     """`quant_method`, with its bits where the configuration says them."""
     nbytes: int | None
     """All weights and buffers, packed where they are; None where this layout is not known."""
+    config: Mapping[str, Any]
+    """The `quantization_config`."""
 
 
 class _Matrix(NamedTuple):
@@ -57,8 +62,82 @@ def pack_weights(model: nn.Module, config: Mapping[str, Any]) -> PackedWeights:
             if _is_packed(each, method, config, model):
                 total += each.copies * (_LAYOUTS[method](each, config) - each.rows * each.columns * each.element_size)
     except (ArithmeticError, LookupError, TypeError, ValueError):  # no such layout, or a field that is none
-        return PackedWeights(name, None)
-    return PackedWeights(name, total)
+        return PackedWeights(name, None, config)
+    return PackedWeights(name, total, config)
+
+
+def pack_stage(model: Any, config: Mapping[str, Any] | None, stage: Stage) -> int | None:
+    """The bytes of the weights that one card of a serving engine has.
+
+    Layers are split by rows or by columns, the tables of tokens by tokens, in multiples of 64; norms, routers and the
+    biases of what is split by columns are whole on each card.
+
+    Args:
+        model: a decoder of transformers on meta, its weights unpacked.
+        config: the `quantization_config` of its checkpoint; None: as they are.
+        stage: what the card has of the model.
+
+    Returns:
+        None where the layout of what is packed is not known.
+    """
+    method = str((config or {}).get("quant_method"))
+    matrices = {f"{each.path}{'' if each.is_expert else '.weight'}": each for each in _matrices(model)}
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    names = {id(module): path for path, module in model.named_modules()}
+    layers, tables = f"{names[id(decoder.layers)]}.", {id(model.get_input_embeddings().weight): stage.is_first}
+    tables[id(head.weight)] = stage.is_last or tables.get(id(head.weight), False)
+    parts: Counter[str] = Counter()
+    try:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            nbytes, matrix = tensor.numel() * tensor.element_size(), matrices.get(name)
+            if id(tensor) in tables:
+                rows = math.ceil(tensor.shape[0] / 64) * 64 // stage.tensor
+                parts[name] += tables[id(tensor)] * rows * (nbytes // tensor.shape[0])
+            elif not _is_in(stage, name, layers):
+                continue
+            elif matrix is None:
+                parts[name] += nbytes // _count_parts(name, stage)
+            else:
+                parts[_name_merged(matrix)] += _pack_part(matrix, method, config, model, stage)
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # no such layout, or a field that is none
+        return None
+    return sum(map(_allocate, parts.values()))
+
+
+def _is_in(stage: Stage, name: str, layers: str) -> bool:
+    """Whether a stage has a tensor: of its layers, and in the last what is outside of layers."""
+    return (
+        int(name.removeprefix(layers).partition(".")[0]) in stage.layers if name.startswith(layers) else stage.is_last
+    )
+
+
+def _pack_part(matrix: _Matrix, method: str, config: Mapping[str, Any] | None, model: Any, stage: Stage) -> int:
+    """The bytes of what a card has of a matrix."""
+    if not is_whole(matrix.path):
+        split = "columns" if is_split_inside(matrix.path) else "rows"
+        matrix = matrix._replace(**{split: getattr(matrix, split) // stage.tensor})
+    if config is not None and _is_packed(matrix, method, config, model):
+        return matrix.copies * _LAYOUTS[method](matrix, config)
+    return matrix.copies * matrix.rows * matrix.columns * matrix.element_size
+
+
+def _name_merged(matrix: _Matrix) -> str:
+    """The engine's name of a matrix: queries, keys and values are one, and so are an MLP's gate and what it opens."""
+    alone = matrix.is_expert or is_whole(matrix.path) or is_split_inside(matrix.path)
+    return matrix.path if alone else f"{matrix.path.rpartition('.')[0]}.merged"
+
+
+def _allocate(nbytes: int) -> int:
+    """What torch's allocator counts for a tensor: a segment is not split where at most 1 MiB of it is over."""
+    over = -nbytes % (2 << 20)
+    return nbytes + over if nbytes > 10 << 20 and over <= 1 << 20 else nbytes
+
+
+def _count_parts(name: str, stage: Stage) -> int:
+    """Over how many cards a bias is split; what is no bias, as a norm, is whole."""
+    path, _, last = name.rpartition(".")
+    is_split = last == "bias" and not is_split_inside(path) and not is_whole(path) and "norm" not in path
+    return stage.tensor if is_split or last.endswith("up_proj_bias") else 1
 
 
 class _UnknownLayoutError(LookupError):
@@ -137,10 +216,10 @@ def _bitsandbytes(matrix: _Matrix, config: Mapping[str, Any]) -> int:
 
 
 def _fp8(matrix: _Matrix, config: Mapping[str, Any]) -> int:
-    """Bytes, with a scale in single precision for each block."""
+    """Bytes, with a scale in single precision for each block, or for the matrix, and for what it is given."""
     size: list[int] | None = config.get("weight_block_size")
     if size is None:
-        raise _UnknownLayoutError
+        return matrix.rows * matrix.columns + _FLOAT32 * (2 if config.get("activation_scheme") == "static" else 1)
     blocks = math.ceil(matrix.rows / size[0]) * math.ceil(matrix.columns / size[1])
     return matrix.rows * matrix.columns + blocks * _FLOAT32
 

@@ -1,7 +1,6 @@
-"""How a serving engine lays out keys and values, and what it runs to measure itself.
+"""How a serving engine lays out keys and values.
 
-Source: vllm-project/vllm, `v1/worker/gpu_model_runner.py` (`profile_run`, `_dummy_sampler_run`),
-`v1/sample/sampler.py`, `v1/core/kv_cache_utils.py` at bbf906a8 (`get_num_blocks`,
+Source: vllm-project/vllm, `v1/core/kv_cache_utils.py` at bbf906a8 (`get_num_blocks`,
 `_get_kv_cache_groups_uniform_page_size`), `v1/kv_cache_interface.py` (`FullAttentionSpec`, `SlidingWindowSpec`).
 """
 
@@ -9,9 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any, NamedTuple
-
-import torch
-from torch import nn
 
 from fxmem.errors import UsageError
 
@@ -44,42 +40,18 @@ class CacheLayout(NamedTuple):
             found += -(-kept // block_size) + (window is not None)
         return found
 
-
-class ProfileRun(nn.Module):
-    """What the engine runs to measure itself."""
-
-    def __init__(self, model: Any, sequences: int) -> None:
-        super().__init__()
-        self.model = model
-        self.sequences = sequences
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """A forward without a cache, then a sample for each sequence."""
-        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
-        last = hidden[: self.sequences].clone()
-        return _sample(self.model.get_output_embeddings()(last))
+    def of(self, layers: range) -> CacheLayout:
+        """That of some of the layers."""
+        return CacheLayout(self.layer_bytes, tuple(self.windows[layer] for layer in layers))
 
 
-def _sample(logits: torch.Tensor) -> torch.Tensor:
-    """Sample with a temperature, top-k and top-p, by the kernels of torch."""
-    scores = logits.to(torch.float32)
-    likeliest = scores.argmax(-1)
-    scores.div_(0.5)
-    ordered, places = scores.sort(-1)
-    least = ordered.gather(-1, torch.ones_like(likeliest)[:, None])
-    ordered.masked_fill_(ordered < least, -torch.inf)
-    shares = ordered.softmax(-1).cumsum(-1)
-    ordered.masked_fill_(shares <= 0.1, -torch.inf)
-    del shares
-    scores = ordered.scatter(-1, places, ordered)
-    del ordered, places
-    chances = scores.softmax(-1)
-    drawn = chances.div_(torch.empty_like(chances).exponential_()).argmax(-1)
-    return torch.where(likeliest < 0, likeliest, drawn)
-
-
-def read_layout(model: Any) -> CacheLayout:
+def read_layout(model: Any, tensor: int = 1, element_size: int | None = None) -> CacheLayout:
     """What each layer keeps of a token, by the model's configuration.
+
+    Args:
+        model: a decoder of transformers.
+        tensor: cards that split each layer; each has one head at least.
+        element_size: bytes of an element of keys and values; that of the weights unless given.
 
     Raises:
         UsageError: it is not known.
@@ -94,8 +66,8 @@ def read_layout(model: Any) -> CacheLayout:
         what = ", ".join(sorted(other)) or "compressed keys and values, or none"
         raise UsageError(f"expected layers that keep keys and values for each head; {type(model).__name__} has {what}")
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = getattr(config, "num_key_value_heads", None) or heads
-    item = model.get_output_embeddings().weight.dtype.itemsize
+    kept = max((getattr(config, "num_key_value_heads", None) or heads) // tensor, 1)
+    item = element_size or model.get_output_embeddings().weight.dtype.itemsize
     window = getattr(config, "sliding_window", None)
     # Mistral's configurations have a window without kinds of layers: then every layer has it.
     if window and not getattr(config, "layer_types", None):
