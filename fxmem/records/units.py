@@ -162,7 +162,7 @@ ZeroGrad = Literal["after-step", "before-backward"]
 """When gradients are set to None or to zero."""
 CACHES: Final = ("dynamic", "static", "sliding", "offloaded", "quantized")
 """What a generation keeps keys and values in, by transformers' names."""
-ENGINES: Final = ("vllm",)
+ENGINES: Final = ("vllm", "sglang")
 """Serving engines whose arithmetic is known."""
 KV_DTYPES: Final = ("auto", "fp8")
 """What an engine keeps keys and values in: as the weights, or in a byte each."""

@@ -3,7 +3,7 @@
 vLLM measures at its start: it runs a forward of as many tokens as a batch may have, and samples from the logits of as
 many sequences as there may be; what is left of its share of the card is for keys and values. Here that run is analysed,
 on each card that has another part of the model. The CUDA context lies outside the share; where it leaves less than the
-share, the engine does not start.
+share, the engine does not start. SGLang measures nothing: its share of what is free is for weights, keys and values.
 
 Source: vllm-project/vllm, `v1/worker/gpu_worker.py` (`determine_available_memory`) at 35d5cda1; what differs between
 releases is in `fxmem/simulation/engines/releases.toml`.
@@ -11,6 +11,7 @@ releases is in `fxmem/simulation/engines/releases.toml`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,9 +67,9 @@ def kv_cache(  # noqa: PLR0913 - the settings of the public API, by keyword
 
     Args:
         model: a decoder of transformers, or a function that builds one, in the dtype that is served.
-        engine: "vllm", or a release of it as in "vllm@0.19"; the newest that is known unless said.
-        utilization: the share of the card that the engine may use, `--gpu-memory-utilization`; as the release has it
-            unless given, and so are the next two.
+        engine: "vllm" or "sglang", or a release as in "vllm@0.19"; the newest that is known unless said.
+        utilization: the share of the card that the engine may use, `--gpu-memory-utilization`; of SGLang that of keys,
+            values and weights, `--mem-fraction-static`. As the release has it unless given, and so are the next two.
         max_batched_tokens: tokens of a forward, `--max-num-batched-tokens`.
         max_seqs: sequences at a time, `--max-num-seqs`. Many decide the peak by their logits.
         block_size: tokens of a block of the cache.
@@ -94,8 +95,8 @@ def kv_cache(  # noqa: PLR0913 - the settings of the public API, by keyword
     tokens, sequences = rules.find_defaults(card, of_program=False)
     tokens = tokens if max_batched_tokens is None else max_batched_tokens
     sequences = sequences if max_seqs is None else max_seqs
-    share = rules.utilization if utilization is None else utilization
-    lengths = tuple(contexts)
+    lengths, cards = tuple(contexts), math.prod(map(int, re.findall(r"=(\d+)", mesh)))
+    share = rules.find_share(card, tokens, sequences, cards) if utilization is None else utilization
     _check(rules.name, share, (tokens, sequences, block_size, *lengths), card)
     tell = progress or (lambda _: None)
     packed = {"quant_method": quantization} if isinstance(quantization, str) else quantization
@@ -172,7 +173,7 @@ class _Start:
             tensor=self.tensor,
             is_staged=self.stages > 1,
             samples=stage.is_last,
-            keeps_experts=self.quantization is None,
+            keeps_experts=(self.quantization or {}).get("quant_method") != "mxfp4",
             quantizes_inputs=_quantizes_inputs(self.quantization or {}),
         )
         request = StepRequest(
@@ -253,19 +254,18 @@ class _Start:
         return found.model_copy(update={"changes": tuple(changes), "assumptions": (*self._assumptions(run.profile),)})
 
     def _changes(self) -> Iterator[tuple[str, _Start]]:
+        heads = self.model.config.get_text_config(decoder=True).num_attention_heads
+        tensor, byte = ("--tp", "fp8_e4m3") if self.engine.name == "sglang" else ("--tensor-parallel-size", "fp8")
         if self.kv_dtype == "auto":
-            yield "--kv-cache-dtype fp8", replace(self, kv_dtype="fp8")
+            yield f"--kv-cache-dtype {byte}", replace(self, kv_dtype="fp8")
         if self.quantization is None:
             yield "--quantization fp8", replace(self, quantization={"quant_method": "fp8"})
         if self.max_seqs > 256:
             yield "--max-num-seqs 256", replace(self, max_seqs=256)
         if self.engine.counts_graphs and not self.eager:
             yield "--enforce-eager", replace(self, eager=True)
-        if (
-            self.stages == 1
-            and self.model.config.get_text_config(decoder=True).num_attention_heads % (2 * self.tensor) == 0
-        ):
-            yield f"--tensor-parallel-size {2 * self.tensor}", replace(self, tensor=2 * self.tensor)
+        if self.stages == 1 and heads % (2 * self.tensor) == 0:
+            yield f"{tensor} {2 * self.tensor}", replace(self, tensor=2 * self.tensor)
 
     def _measure(self, lengths: Sequence[int]) -> tuple[ServeSize, Analysis]:
         """The card with the least room decides."""
@@ -281,6 +281,7 @@ class _Start:
         run, layout = self.profile(stage), self.layout.of(stage.layers)
         sizes = [s.nbytes for s in run.profile.storages if s.kind in (Kind.PARAMETER, Kind.BUFFER)]
         peak = (run.peak.allocated_bytes or 0) - sum(-(-nbytes // _BLOCK) * _BLOCK for nbytes in sizes)
+        peak = 0 if self.engine.sampler == "none" else peak
         weights, memory = self.weigh(stage), self.card.memory_bytes or 0
         uncounted, graphs = (*self.uncounted(stage),), self.graphs(stage)
         high, low = (
@@ -332,6 +333,7 @@ class _Start:
             f"a forward has merged layers, of which the largest is alive with {self.engine.hidden_states} hidden states"
             if self.engine.merges_layers
             else "the modules are those of transformers; the engine's own merge some of them",
+            *_LEFT_OVER[self.engine.sampler != "none" :],
             "no draft model, no adapters; of images, what an encoder makes is in the profile run, not what it works in",
             *([f"{self.engine.name} {newer} is installed, which is newer than what is followed"] if newer else []),
         ]
@@ -339,6 +341,7 @@ class _Start:
         yield from (each for each in profile.assumptions if each.topic in ("workspace", "model"))
 
 
+_LEFT_OVER: Final = ("what the share leaves is enough for activations and graphs; the engine does not measure it",)
 _SEEN_GRAPHS: Final = int(0.51 * 1024) * _MIB, int(1.85 * 1024) * _MIB
 _OTHER_GRAPHS: Final = int(0.28 * 1024) * _MIB, int(2.44 * 1024) * _MIB
 _FITTED: Final = "fitted to 16 starts of 0.19 on H100, at most 12 % off"

@@ -16,6 +16,7 @@ from transformers import (
 import fxmem
 from benchmarks.published.serving import FOLDER, predict, read
 from fxmem.__main__ import main
+from fxmem.cli.specs import build_model
 from fxmem.errors import UsageError
 from fxmem.hardware.releases import find_release
 from fxmem.records.fits import ServeSize
@@ -87,7 +88,7 @@ def test_each_release_is_held_to_a_log():
     for each in read_engines():
         assert each.held_to, f"{each.name} {each.release} is held to no start"
         assert set(each.held_to) <= set(known)
-    assert {case["engine"] for case in known.values()} >= {"vllm@0.19", "vllm@0.27", "vllm@0.31"}
+    assert {case["engine"] for case in known.values()} >= {"vllm@0.19", "vllm@0.27", "vllm@0.31", "sglang@0.5"}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,7 @@ def test_each_release_is_held_to_a_log():
         "Qwen3-30B-A3B, vLLM 0.19.0, H100",
         "gemma-2-2b, vLLM 0.19.0, H100",
         "Qwen3-8B, vLLM 0.27.1, RTX 4090",
+        "Qwen3-8B, SGLang 2026-04, B200",
     ],
 )
 def test_a_published_start(name):
@@ -199,3 +201,31 @@ def test_what_is_quantised_takes_a_byte_and_its_scale():
     whole, fp8 = (fxmem.kv_cache(llama, target="l4", quantization=each) for each in (None, "fp8"))
     linear = 4 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 96)
     assert whole.weights_bytes - fp8.weights_bytes == linear - 4 * 7 * 4
+
+
+def test_sglang_has_a_share_of_what_is_free():
+    found = fxmem.kv_cache(llama, engine="sglang", target="h100")
+    assert found.utilization == pytest.approx(0.83, abs=0.003)
+    assert found.profile_peak_bytes == 0
+    more = fxmem.kv_cache(llama, engine="sglang", target="h100", max_batched_tokens=16384)
+    assert more.utilization < found.utilization  # activations of a longer part of a prompt
+    assert "--tp 2" in {each.option for each in found.changes}
+
+
+@pytest.mark.parametrize(
+    ("model", "token_bytes"),
+    [
+        ("hf:deepseek-ai/DeepSeek-V2-Lite", 27 * (512 + 64) * 2),  # one compressed row for all heads
+        ("hf:tiiuae/falcon-7b", 32 * 2 * 64 * 2),  # one head for all queries
+        ("hf:openai-community/gpt2", 12 * 2 * 768 * 4),
+    ],
+)
+def test_what_layers_keep_of_a_token(model, token_bytes):
+    module = build_model(model, {}, mode="infer", weights_dtype=None).module
+    assert fxmem.kv_cache(module, engine="vllm@0.19").token_bytes == token_bytes
+
+
+def test_layers_of_gpt2_are_split_too():
+    module = build_model("hf:openai-community/gpt2", {}, mode="infer", weights_dtype=None).module
+    whole, half = (fxmem.kv_cache(module, engine="vllm@0.19", mesh=mesh) for mesh in ("", "tp=2"))
+    assert half.weights_bytes < 0.51 * whole.weights_bytes

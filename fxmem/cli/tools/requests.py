@@ -104,14 +104,14 @@ class Sweep(AimedStep):
 
 
 class KVCache(Record):
-    """How many tokens fit the KV cache of a serving engine (vLLM)."""
+    """How many tokens fit the KV cache of a serving engine (vLLM, SGLang)."""
 
     model: str
     """hf:ORG/NAME or hf:CLASS."""
     target: str = ""
     """The card."""
     engine: str = ""
-    """vllm, or a release of it, e.g. vllm@0.19."""
+    """vllm, sglang, or a release of it, e.g. vllm@0.19."""
     mesh: str = ""
     """How cards share the model, e.g. tp=4 or tp=4,pp=2."""
     utilization: float | None = None

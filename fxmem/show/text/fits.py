@@ -403,8 +403,10 @@ def serving_table(size: ServeSize, *, width: int = 100, color: bool = False) -> 
     terms = [
         Fact("May use", f"{format_bytes(int(size.memory_bytes * size.utilization))}: {share}"),
         Fact("Weights", exact_bytes(size.weights_bytes)),
-        Fact("Profile run", f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}: {batch}"),
     ]
+    if size.profile_peak_bytes:
+        peak = f"{exact_bytes(size.profile_peak_bytes)} at its peak, in {size.profile_peak_at}"
+        terms.append(Fact("Profile run", f"{peak}: {batch}"))
     spans = (f"{each.name}: {_span(each.low_bytes, each.high_bytes)} ({each.source})" for each in size.uncounted)
     terms.append(Fact("Uncounted", "; ".join(spans)))
     if not size.counts_graphs and size.graphs_high_bytes != 0:

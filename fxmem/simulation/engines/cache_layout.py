@@ -7,7 +7,7 @@ Source: vllm-project/vllm, `v1/core/kv_cache_utils.py` at bbf906a8 (`get_num_blo
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fxmem.errors import UsageError
 
@@ -60,20 +60,28 @@ def read_layout(model: Any, tensor: int = 1, element_size: int | None = None) ->
         raise UsageError(f"expected a decoder of transformers, got {type(model).__name__}")
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    other = set(kinds) - {"full_attention", "sliding_attention"}
+    other = set(kinds) - {"full_attention", *_WINDOWS}
     heads = getattr(config, "num_attention_heads", None)
-    if other or heads is None or getattr(config, "kv_lora_rank", None) or model.get_output_embeddings() is None:
-        what = ", ".join(sorted(other)) or "compressed keys and values, or none"
+    if other or heads is None or model.get_output_embeddings() is None:
+        what = ", ".join(sorted(other)) or "none"
         raise UsageError(f"expected layers that keep keys and values for each head; {type(model).__name__} has {what}")
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = max((getattr(config, "num_key_value_heads", None) or heads) // tensor, 1)
+    is_shared = getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
+    all_kept = 1 if is_shared else getattr(config, "num_key_value_heads", None) or heads
+    kept = max(all_kept // tensor, 1)
     item = element_size or model.get_output_embeddings().weight.dtype.itemsize
+    if rank := getattr(config, "kv_lora_rank", None):  # one compressed row for all heads, on each card
+        return CacheLayout((rank + config.qk_rope_head_dim) * item, (None,) * config.num_hidden_layers)
     window = getattr(config, "sliding_window", None)
     # Mistral's configurations have a window without kinds of layers: then every layer has it.
     if window and not getattr(config, "layer_types", None):
         kinds = ["sliding_attention"] * len(kinds)
-    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    windows = tuple(getattr(config, _WINDOWS[kind]) if kind in _WINDOWS else None for kind in kinds)
     return CacheLayout(2 * kept * size * item, windows)
+
+
+_WINDOWS: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""By the kind of a layer, the field that says how many tokens it keeps."""
 
 
 def rotary_bytes(model: Any) -> int:

@@ -6,14 +6,13 @@ Source: vllm-project/vllm, `model_executor/layers/linear.py` (`ColumnParallelLin
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-_INNER: Final = {"o_proj", "down_proj", "dense", "out_proj", "fc2", "c_proj", "wo", "w2", "dense_4h_to_h"}
+_INNER: Final = {"c_proj", "o_proj", "down_proj", "dense", "out_proj", "fc2", "wo", "w2", "dense_4h_to_h"}
 """Layers that add up what each card has of their input: they are split by columns, the others by rows."""
 _ROUTERS: Final = {"gate", "router", "shared_expert_gate"}
 """Layers that each card has whole."""
@@ -41,30 +40,40 @@ class LayerSizes(NamedTuple):
     def read(cls, model: Any) -> LayerSizes:
         """Read them off the modules of a decoder of transformers."""
         config = model.config.get_text_config(decoder=True)
-        attention, up, down = (defaultdict[str, int](int) for _ in range(3))
-        expert = 0
-        for path, module in model.get_decoder().named_modules():
-            layer = ".".join(path.split(".")[:2])
-            name = path.rpartition(".")[2]
-            if isinstance(module, nn.Linear) and name not in _ROUTERS:
-                if "attn" in path or "attention" in path:
-                    attention[layer] += 0 if name in _INNER else module.out_features
-                elif name in _INNER:
-                    down[layer] += module.in_features
-                else:
-                    up[layer] += module.out_features
-            elif name == "experts":
-                for part, parameter in module.named_parameters(recurse=False):
-                    if parameter.dim() == 3 and "down" not in part:
-                        expert = max(expert, parameter[0].numel() // config.hidden_size)
-        chosen = next((found for each in _CHOSEN if (found := getattr(config, each, None))), 0)
-        widest = [max(each.values(), default=0) for each in (attention, up, down)]
+        widest, expert = [0, 0, 0], 0
+        for layer in find_layers(model):
+            found = [0, 0, 0]
+            for path, module in layer.named_modules():
+                name = path.rpartition(".")[2]
+                if (shape := find_shape(module)) is not None and name not in _ROUTERS:
+                    of_attention, is_inner = "attn" in path or "attention" in path, name in _INNER
+                    if not (of_attention and is_inner):
+                        found[0 if of_attention else 2 if is_inner else 1] += shape[is_inner]
+                elif name == "experts":
+                    for part, parameter in module.named_parameters(recurse=False):
+                        if parameter.dim() == 3 and "down" not in part:
+                            expert = max(expert, parameter[0].numel() // config.hidden_size)
+            widest = [*map(max, widest, found)]
+        chosen = next((count for each in _CHOSEN if (count := getattr(config, each, None))), 0)
         images = getattr(model.config, "vision_config", None) is not None
         dtype = model.get_output_embeddings().weight.dtype
         return cls(config.hidden_size, widest[0], widest[1], widest[2], expert, chosen if expert else 0, images, dtype)
 
 
 _CHOSEN: Final = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
+
+
+def find_shape(module: nn.Module) -> tuple[int, int] | None:
+    """The rows and columns of what a layer multiplies by, GPT-2's `Conv1D` among them; None for another module."""
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    size: Any = (getattr(module, "nf", None), getattr(module, "nx", None))
+    return size if type(module).__name__ == "Conv1D" else None
+
+
+def find_layers(model: Any) -> nn.ModuleList:
+    """The layers of a decoder of transformers."""
+    return next(each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList))
 
 
 class Stage(NamedTuple):

@@ -16,7 +16,11 @@ from fxmem.records.parts import Record
 from fxmem.records.profile import Target
 
 Version = tuple[int, ...]
-_GIB: Final = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
+_OF_DRIVER: Final = 550
+"""MiB that nvidia-smi has and a program does not, of an H100."""
+_PREFILL_SIZES: Final = {2048: 42, 4096: 50, 8192: 58, 16384: 74}
+"""Graphs of a prefill in parts of so many tokens."""
 _LARGE: Final = (160 * _GIB, 70 * _GIB)
 """Cards of at least so much have larger defaults, an A100 aside: vllm's `engine/arg_utils.py`, `get_batch_defaults`."""
 
@@ -36,20 +40,21 @@ class Engine(Record):
     name: str
     release: str
     """The release that is asked for, of which the rules are."""
-    sampler: Literal["sort", "triton", "flashinfer", "gumbel"]
+    sampler: Literal["sort", "triton", "flashinfer", "gumbel", "none"]
     """How the measured run samples: by sorting all logits; by a kernel with a row of them for each multiprocessor; by
-    one without; or from logits as they are."""
-    merges_layers: bool
+    one without; from logits as they are; or nothing is measured, and the share is what keys and values and weights have
+    of what is free."""
+    merges_layers: bool = True
     """Whether forward is that of merged layers, compiled; else that of a model's own modules."""
-    hidden_states: int
+    hidden_states: int = 4
     """How many are alive where the most is, in merged layers."""
-    copies_logits: bool
+    copies_logits: bool = False
     """Whether it samples from a copy of the hidden states drawn at random, and from a copy of the logits in single
     precision whatever they are."""
-    counts_graphs: bool
+    counts_graphs: bool = False
     """Whether what CUDA graphs take is estimated and taken off before keys and values have their share."""
-    utilization: float
-    """The share of a card, unless said."""
+    utilization: float = 0
+    """The share of a card, unless said; 0: as `find_share` has it."""
     max_seqs: tuple[int, int, int]
     """Sequences at a time, unless said: on a card of 160 GiB, of 70, and on another."""
     server_tokens: tuple[int, int, int]
@@ -57,13 +62,13 @@ class Engine(Record):
     program_tokens: tuple[int, int, int]
     """The same of the class `LLM` in a program."""
     outside: tuple[OutsideTorch, ...]
-    outside_note: str
+    outside_note: str = ""
     """What lies outside of these figures."""
-    outside_of_stages: tuple[int, ...]
+    outside_of_stages: tuple[int, ...] = ()
     """Least and most where a model is split into stages alone; empty where no such start was seen."""
-    graphs: tuple[int, ...]
+    graphs: tuple[int, ...] = ()
     """Least and most of CUDA graphs, where they are not those of `graphs.py`."""
-    cold: int
+    cold: int = 0
     """What compiling takes of a first start at most; it is in what is measured."""
     held_to: tuple[str, ...]
     """Starts in benchmarks/published/serving.json."""
@@ -74,6 +79,13 @@ class Engine(Record):
             low, high = self.outside_of_stages
             return OutsideTorch(tensor=1, low=low, high=high)
         return next((each for each in self.outside if each.tensor >= tensor), self.outside[-1])
+
+    def find_share(self, card: Target, tokens: int, sequences: int, cards: int) -> float:
+        """The share of a card, unless said: of SGLang what it keeps for activations and graphs is left out
+        (sgl-project/sglang, `server_args.py`)."""
+        total = (card.memory_bytes or 0) // _MIB + _OF_DRIVER
+        kept = 512 + 1.5 * max(tokens, 2048) + 128 * cards + 2 * sequences + 8 * _PREFILL_SIZES.get(tokens, 58)
+        return self.utilization or round(1 - max(kept, 10240 if total > 60 << 10 else 0) / total, 3)
 
     def find_defaults(self, card: Target, *, of_program: bool) -> tuple[int, int]:
         """Tokens of a forward and sequences at a time, unless said."""

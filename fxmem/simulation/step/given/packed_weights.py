@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import nn
 
-from fxmem.simulation.engines.layers import Stage, is_split_inside, is_whole
+from fxmem.simulation.engines.layers import Stage, find_layers, find_shape, is_split_inside, is_whole
 
 _INT32, _FLOAT32, _INT64 = 4, 4, 8
 
@@ -82,9 +82,8 @@ def pack_stage(model: Any, config: Mapping[str, Any] | None, stage: Stage) -> in
     """
     method = str((config or {}).get("quant_method"))
     matrices = {f"{each.path}{'' if each.is_expert else '.weight'}": each for each in _matrices(model)}
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
-    names = {id(module): path for path, module in model.named_modules()}
-    layers, tables = f"{names[id(decoder.layers)]}.", {id(model.get_input_embeddings().weight): stage.is_first}
+    head, names = model.get_output_embeddings(), {id(module): path for path, module in model.named_modules()}
+    layers, tables = f"{names[id(find_layers(model))]}.", {id(model.get_input_embeddings().weight): stage.is_first}
     tables[id(head.weight)] = stage.is_last or tables.get(id(head.weight), False)
     parts: Counter[str] = Counter()
     try:
@@ -150,9 +149,9 @@ class _UnknownLayoutError(LookupError):
 def _matrices(model: nn.Module) -> Iterator[_Matrix]:
     """The weights of linear layers, and tensors with a matrix for each expert."""
     for path, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            rows, columns = module.weight.shape
-            yield _Matrix(path, 1, rows, columns, module.weight.element_size(), False)
+        weight: Any = getattr(module, "weight", None)
+        if (shape := find_shape(module)) is not None:
+            yield _Matrix(path, 1, *shape, weight.element_size(), False)
         elif "expert" in path.rpartition(".")[2].lower():
             for name, parameter in module.named_parameters(path, recurse=False):
                 if parameter.dim() == 3:
