@@ -19,6 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from fxmem._torch import common as torch_common
+from fxmem.simulation.asked import known_values
+
 aten = torch.ops.aten
 
 MOST: Final = 1 << 20
@@ -34,6 +37,7 @@ class Meaning(enum.Enum):
     FRACTION = "between zero and one"
     INDEX = "below so many"
     PLACE = "below so many, and no two alike in a row"
+    RISING = "below so many, each above the one before"
     COUNT = "of all that is there"
 
 
@@ -47,11 +51,22 @@ class Comparison(NamedTuple):
     other: float | int
 
 
-def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """After an operator ran on fakes: keep what its result means."""
+def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, fills: bool = False) -> None:
+    """After an operator ran on fakes: keep what its result means.
+
+    `fills`: known numbers that are all picked, as shapes are counted at their largest, are known.
+    """
     if func in _PASSED_ON:
-        if (found := getattr(args[0], _MEANING, None)) is not None and isinstance(result, torch.Tensor):
-            setattr(result, _MEANING, found)
+        value = known_values.find_value(args[0])
+        if fills and value is not None and func is aten.index.Tensor and _picks_all_in_order(args[0], args[1], result):
+            with torch_common.no_modes():
+                known_values.attach(result, value.clone())
+        found = _find(args[0])
+        if found is not None and found[0] is Meaning.RISING and func in _REORDERS:
+            found = Meaning.INDEX, found[1]
+        for each in torch_common.iterate_tensors(result):
+            if found is not None and not known_values.is_known(each):
+                setattr(each, _MEANING, found)
     elif (compare := _COMPARISONS.get(func)) is not None:
         if args[0].numel() == 1 and not args[0].dtype.is_complex:
             comparison = Comparison(compare, make_number(args[0]), args[0].dtype.is_floating_point, args[1])
@@ -67,8 +82,29 @@ def find_comparison(tensor: torch.Tensor) -> Comparison | None:
 
 def find_bound(tensor: torch.Tensor) -> int | None:
     """How many different indices there may be in a tensor; None where nothing is known of it."""
-    meaning, size = getattr(tensor, _MEANING, (None, 0))
-    return size if meaning in (Meaning.INDEX, Meaning.PLACE) else None
+    meaning, size = _find(tensor) or (None, 0)
+    return size if meaning in (Meaning.INDEX, Meaning.PLACE, Meaning.RISING) else None
+
+
+def _find(tensor: torch.Tensor) -> tuple[Meaning, int] | None:
+    """What is noted of a tensor, or what its known numbers are as indices."""
+    found: tuple[Meaning, int] | None = getattr(tensor, _MEANING, None)
+    if found is not None or tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return found
+    value = known_values.find_value(tensor)
+    if value is None or not value.numel():
+        return None
+    with torch_common.no_modes():
+        least, most = (int(each) for each in value.long().aminmax())
+    return (Meaning.INDEX, most + 1) if least >= 0 else None
+
+
+def _picks_all_in_order(tensor: torch.Tensor, indices: list[torch.Tensor | None], result: torch.Tensor) -> bool:
+    """Whether `tensor[index]` is `tensor`: a mask or rising places pick as many as there are."""
+    index = indices[0]
+    if len(indices) > 1 or index is None or index.dim() != 1 or result.shape != tensor.shape:
+        return False
+    return index.dtype is torch.bool or getattr(index, _MEANING, (None, 0))[0] is Meaning.RISING
 
 
 def make_number(tensor: torch.Tensor) -> float | int | None:
@@ -143,28 +179,36 @@ def _count(tensor: torch.Tensor, dim: int | list[int] | None = None, *_: Any, **
     return (Meaning.COUNT, summed) if tensor.dtype is torch.bool else None
 
 
+def _joined(tensors: list[torch.Tensor], *_: Any) -> tuple[Meaning, int] | None:
+    bounds = [find_bound(each) for each in tensors]
+    return (Meaning.INDEX, max(filter(None, bounds))) if all(bounds) else None
+
+
+def _remainder(tensor: torch.Tensor, other: Any) -> tuple[Meaning, int] | None:
+    return (Meaning.INDEX, other) if other > 0 and not tensor.dtype.is_floating_point else None
+
+
 _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
-    aten._softmax.default: lambda tensor, dim, *_, **__: (
-        Meaning.PROBABILITY,
-        tensor.shape[dim] if tensor.dim() else 1,
-    ),
+    aten._softmax.default: lambda tensor, dim, *_, **__: (Meaning.PROBABILITY, _places(tensor, dim)[1]),
     aten.sigmoid.default: lambda tensor: (Meaning.FRACTION, 0),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _indices),
     **dict.fromkeys((aten.max.dim, aten.min.dim), _indices),
     **dict.fromkeys((aten.sort.default, aten.sort.stable), _places),
     aten.topk.default: lambda tensor, k, dim=-1, *_: _places(tensor, dim),
+    aten.nonzero.default: lambda mask: (Meaning.RISING, mask.shape[0]) if mask.dim() == 1 else None,
+    aten.cat.default: _joined,
+    aten.remainder.Scalar: _remainder,
     aten.multinomial.default: _draws,
     aten.randperm.default: lambda count, **_: (Meaning.PLACE, count),
     aten.randint.default: lambda high, *_, **__: (Meaning.INDEX, high),
-    aten.ones_like.default: lambda tensor, **_: (
-        None if tensor.dim() else (Meaning.COUNT, 1)
-    ),  # backward begins with a gradient of one
+    # Backward begins with a gradient of one.
+    aten.ones_like.default: lambda tensor, **_: None if tensor.dim() else (Meaning.COUNT, 1),
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default), _count),
 }
 """What an operator says of its result; of several, of the second."""
 _NAMES: Final = (
     "view _unsafe_view reshape alias detach clone _to_copy expand permute t transpose unsqueeze squeeze select slice "
-    "index index_select gather lift_fresh flip"
+    "unbind index index_select gather lift_fresh flip"
 )
 _PASSED_ON: Final = frozenset(
     getattr(packet, overload)
@@ -173,6 +217,7 @@ _PASSED_ON: Final = frozenset(
     if overload in ("default", "int", "Tensor", "dim", "dims")
 )
 """What an operator's first argument means its result does."""
+_REORDERS: Final = frozenset({aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.flip.default})
 _COMPARISONS: Final[dict[Any, Callable[[float, float], bool]]] = {
     getattr(aten, name).Scalar: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
 }

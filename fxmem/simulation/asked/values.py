@@ -81,38 +81,25 @@ def _unique_dim(tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[Any
     return (torch.empty_like(tensor), rows, torch.empty_like(rows)), "unique: no two rows equal"
 
 
-def _whether_nested(*_: Any) -> tuple[Any, str]:
-    return False, "nested tensors of an encoder: every token, padding too"
-
-
-def _nms(boxes: torch.Tensor, *_: Any) -> tuple[Any, str]:
-    return torch.empty(boxes.shape[0], dtype=torch.int64, device=boxes.device), "nms: every box"
-
-
-def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) -> tuple[Any, str]:
-    return torch.empty(repeats.numel(), dtype=repeats.dtype, device=repeats.device), "repeat_interleave: each once"
-
-
 def _bincount(tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> tuple[Any, str]:
     count = max(legal_values.find_bound(tensor) or 1, minlength)
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     return torch.empty(count, dtype=dtype, device=tensor.device), f"bincount: {count} bins"
 
 
-def _coalesce(tensor: torch.Tensor) -> tuple[Any, str]:
-    return torch_wrappers.sparse_parts(tensor)[0].shape[1], "coalesce: no two places equal"
-
-
 _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten.nonzero.default": _nonzero,
     "aten.masked_select.default": _masked_select,
     "aten.index.Tensor": _index,
-    "torchvision.nms.default": _nms,
+    "torchvision.nms.default": lambda boxes, *_: (boxes.new_empty(len(boxes), dtype=torch.int64), "nms: every box"),
     "aten.bincount.default": _bincount,
-    "aten.repeat_interleave.Tensor": _repeat_interleave,
+    "aten.repeat_interleave.Tensor": lambda each, *_, **__: (torch.empty_like(each), "repeat_interleave: each once"),
     "aten._unique.default": _unique_of_index,
-    "aten._coalesce.default": _coalesce,
-    "aten._nested_tensor_from_mask_left_aligned.default": _whether_nested,
+    "aten._coalesce.default": lambda x: (torch_wrappers.sparse_parts(x)[0].shape[1], "coalesce: no two places equal"),
+    "aten._nested_tensor_from_mask_left_aligned.default": lambda *_: (
+        False,
+        "nested tensors of an encoder: every token, padding too",
+    ),
 }
 _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     **dict.fromkeys(("aten._unique2.default", "aten.unique_consecutive.default"), _unique),

@@ -563,3 +563,36 @@ def test_what_it_reads_of_the_card_is_a_card_s_from_the_first_step_on() -> None:
             optimizer.step()
             read.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
     assert read == [(215_880_704, 239_075_328), *[(245_655_040, 281_018_368)] * 2]
+
+
+def pick_labels(device: str) -> list[Any]:
+    """What torchvision's detectors do with the labels of boxes: those above a score, class by class."""
+    scores = torch.rand(40, 7, device=device)
+    labels = torch.arange(7, device=device).view(1, -1).expand_as(scores)[:, 1:].reshape(-1)
+    places = torch.where(scores[:, 1:].reshape(-1) >= 0)[0]
+    kept = labels[places]
+    kept = kept[scores[:, 1:].reshape(-1)[places] > -1]
+    counts = [torch.where(kept == each)[0].numel() for each in torch.unique(kept)]
+    drawn = scores.flatten().topk(50).indices
+    joined = torch.cat([drawn % 7, kept])
+    return [counts, len(kept), len(torch.unique(joined))]
+
+
+def test_the_classes_of_what_is_picked_are_as_many_as_there_are() -> None:
+    """All is picked, as shapes are counted at their largest: what is known of the labels then is what a CPU finds."""
+    torch.manual_seed(0)
+    with fxmem.record("h100"):
+        assert pick_labels("cuda") == pick_labels("cpu") == [[40] * 6, 240, 7]
+        x = torch.rand(24, device="cuda")
+        table = torch.arange(24, device="cuda") // 6
+        sorted_labels = table[x.argsort()]
+        assert len(torch.unique(sorted_labels)) == 4  # not 24, and which are where is not known
+        assert torch.where(sorted_labels == 2)[0].numel() == 24
+        places = torch.where(x > 0.5)[0]
+        assert torch.where(table[places.flip(0)] == 2)[0].numel() == 24
+        assert torch.where(table[places] == 2)[0].numel() == 6
+        assert len(torch.unique((table - 1)[x.argsort()])) == 24  # below zero is no index
+        assert len(torch.unique(x * 50 % 7)) == 24
+        written = table.clone()
+        written[:] = torch.randint(0, 1 << 20, (24,), device="cuda")
+        assert len(torch.unique(written)) == 24

@@ -164,7 +164,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         begin = self._log.tick
         result, replay = self._run_or_replay(op, args, kwargs)
         if op.says_what_it_makes:
-            legal_values.note(func, args, kwargs, result)
+            legal_values.note(func, args, kwargs, result, fills=self._values.takes_all_distinct)
         if op.routes:
             self._values.routing.note(op.name.rpartition(".")[0], args, result)
         if not self._log.setting_up:
