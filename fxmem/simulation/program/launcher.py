@@ -47,6 +47,7 @@ from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail, World
 from fxmem.simulation.recording.compiled.compiled_parts import Answered, Answers, answer_all_ways
 from fxmem.simulation.run.host_memory import measure_dynamo
+from fxmem.simulation.stand_ins.host import find_types
 
 # --- the ranks of a program: each runs in a process of its own, as frameworks keep their groups in module globals -----
 
@@ -493,7 +494,7 @@ def _run_there(program: Launch, place: Mapping[str, str] | None) -> None:
         elif program.is_notebook:
             _run_notebook(program.program)
         else:
-            runpy.run_path(program.program, run_name="__main__")
+            runpy.run_path(program.program, find_types(program.program), run_name="__main__")
 
 
 def _run_notebook(file: str) -> None:

@@ -35,7 +35,7 @@ from fxmem.simulation.recording.observe.observer import PendingCall
 from fxmem.simulation.recording.recording import FinishedRun, Subject
 from fxmem.simulation.stand_ins.cuda import stand_ins
 from fxmem.simulation.stand_ins.driver import nvidia_smi_patches, nvml_patches
-from fxmem.simulation.stand_ins.host import loader_patches, process_patches, trace_patches
+from fxmem.simulation.stand_ins.host import loader_patches, process_patches, trace_patches, types_are_torchs
 from fxmem.simulation.stand_ins.hub import Hub
 
 
@@ -153,6 +153,7 @@ class RecordedCode(Subject):
         yield from self.watch.parts.loaders.patches()
         yield torch_common.wrap(torch, "clear_autocast_cache", lambda own: self.watch.parts.repeats.clear_casts(own))
         yield from trace_patches(self.notes)
+        yield types_are_torchs()
         yield from self.machine.thread.patches()
         yield torch_programs.lazy_tensors()
         yield torch_common.wrap(torch.export, "export", self._export)

@@ -243,9 +243,11 @@ class _KeptTensor:
             with torch_common.no_modes(), torch_common.pause_observers():
                 like = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
                 tensor = make_zeros(like) if self.value is None else self.value.clone()
-        if self.is_parameter:
-            return torch.nn.Parameter(tensor, self.requires_grad)
-        return tensor.requires_grad_(self.requires_grad)
+        return _as_was(tensor, self.is_parameter, self.requires_grad)
+
+
+def _as_was(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
 def _find_device(device: torch.device, map_location: Any) -> torch.device:
@@ -262,11 +264,7 @@ def _move(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
     device = _find_device(tensor.device, map_location)
     if device == tensor.device:
         return tensor
-    moved = tensor.detach().to(device)
-    is_parameter = isinstance(tensor, torch.nn.Parameter)
-    return (
-        torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved.requires_grad_(tensor.requires_grad)
-    )
+    return _as_was(tensor.detach().to(device), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
 
 
 def _dump(value: Any, save: Callable[..., Any]) -> bytes:

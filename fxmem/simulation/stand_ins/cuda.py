@@ -134,15 +134,8 @@ def stand_ins(
 
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
         (cuda, {**answers, **_quiet(capability), **TENSOR_TYPES, **dict.fromkeys(("init", "_lazy_init"), initialize)}),
-        (
-            cuda.memory,
-            {
-                **answers,
-                "_record_memory_history": history.record,
-                "_snapshot": history.snapshot,
-                "_dump_snapshot": history.dump,
-            },
-        ),
+        (cuda.memory, {**answers, "_record_memory_history": history.record}),
+        (cuda.memory, {"_snapshot": history.snapshot, "_dump_snapshot": history.dump}),
         (cuda.random, dict.fromkeys(("manual_seed", "manual_seed_all"), _nothing)),
         (cuda.nvtx, {**dict.fromkeys(("range_push", "range_pop", "mark"), _nothing), "range": _nullcontext}),
         (cuda, {"memory_snapshot": lambda *_, **__: history.snapshot()["segments"]}),
@@ -282,16 +275,9 @@ class MemoryHistory:
 
 
 def _describe(event: BlockEvent) -> Iterator[dict[str, Any]]:
+    found = {"addr": event.address, "size": event.nbytes, "stream": event.stream, "frames": event.place, "time_us": 0}
     for action in ("free_requested", "free_completed") if event.action == "free" else (event.action,):
-        size, stream = event.nbytes, event.stream
-        yield {
-            "action": action,
-            "addr": event.address,
-            "size": size,
-            "stream": stream,
-            "frames": event.place,
-            "time_us": 0,
-        }
+        yield {"action": action, **found}
 
 
 def _list_frames() -> Frames:

@@ -5,14 +5,17 @@ It is one rank, alone or of ranks that do not run.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import functools
+import importlib.machinery
 import inspect
 import multiprocessing.connection
 import multiprocessing.process
 import multiprocessing.queues
 import os
+import re
 import sys
 import types
 import weakref
@@ -109,8 +112,7 @@ def _find_number(process: Any) -> int | None:
     args = (*process._args, *process._kwargs.values())
     if not args or type(args[0]) is not int or process.daemon or any(isinstance(each, _TALKING) for each in args):
         return None
-    number: int = args[0]
-    return number
+    return int(args[0])
 
 
 def _find_names(target: Any) -> Iterator[str]:
@@ -152,9 +154,7 @@ class _Over:
         """Its exit code, at once."""
         return self.returncode
 
-    def poll(self, flag: int = 0) -> int:
-        """Its exit code."""
-        return self.returncode
+    poll = wait
 
     def terminate(self) -> None:
         """Nothing: it is over."""
@@ -236,6 +236,49 @@ def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 _WITHOUT_BATCHES: Final = (type, types.ModuleType, types.FunctionType, torch.nn.Module)
 """What has attributes and is no part of a batch."""
+
+
+# --- `type(x) is torch.Tensor` ----------------------------------------------------------------------------------------
+# A fake tensor is of a class of its own, and nothing sees `is`. So modules that compare with torch's class, and do
+# nothing with `type` but call it, have a `type` of their own.
+
+_COMPARES: Final = re.compile(rb"(?:is|is not|==|!=) (?:torch\.)?Tensor\b|type\(.* in .*\bTensor\b")
+
+
+def _type_of(value: Any) -> Any:
+    kind = type(value)
+    if kind is not torch_common.FakeTensor:
+        return kind
+    return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+
+
+def find_types(file: str) -> dict[str, Any]:
+    """`type`, for a module that needs one of its own; nothing for every other."""
+    text = Path(file).read_bytes()
+    if b"type(" not in text or b"Tensor" not in text or not _COMPARES.search(text):
+        return {}
+    nodes = list(ast.walk(ast.parse(text, file)))
+    called = [each.func for each in nodes if isinstance(each, ast.Call) and len(each.args) == 1 and not each.keywords]
+    uses = {each for each in nodes if isinstance(each, ast.Name) and each.id == "type"}
+    return {"type": _type_of} if uses <= set(called) else {}
+
+
+@contextlib.contextmanager
+def types_are_torchs() -> Iterator[None]:
+    """A tensor's class is torch's for modules that the program imports inside."""
+    changed: list[dict[str, Any]] = []
+
+    def load(original: Callable[..., None], loader: Any, module: types.ModuleType) -> None:
+        is_torchs = module.__name__.partition(".")[0] in ("torch", "fxmem")
+        if found := {} if is_torchs else find_types(loader.path):
+            vars(module).update(found)
+            changed.append(vars(module))
+        original(loader, module)
+
+    with torch_common.wrap(importlib.machinery.SourceFileLoader, "exec_module", load):
+        yield
+    for each in changed:
+        each.pop("type", None)
 
 
 def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:

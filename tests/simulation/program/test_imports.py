@@ -100,3 +100,51 @@ def test_what_a_library_wraps_when_it_is_imported_stays_wrapped(
     assert torch.compile is module.noted
     assert torch.compile(nn.Linear(4, 4), backend="eager")(torch.ones(2, 4)).shape == (2, 4)
     assert len(module.calls) == 1
+
+
+TYPES = """
+import torch
+
+def find_shapes(tree):
+    tree_type = type(tree)
+    if tree_type is dict:
+        return [shape for each in tree.values() for shape in find_shapes(each)]
+    if tree_type is list or tree_type is tuple:
+        return [shape for each in tree for shape in find_shapes(each)]
+    if tree_type is torch.Tensor:
+        return [tuple(tree.shape)]
+    raise ValueError("Not supported")
+
+def find_classes(net, device):
+    x = torch.ones(2, 4, device=device)
+    kinds = [x, x.cpu(), net(x), net.weight, net.weight.detach(), net, 3, x.shape]
+    return [type(each) for each in kinds] + [type(x) in (torch.nn.Parameter, torch.Tensor)]
+"""
+OTHER_TYPES = """
+class Meta(type):
+    pass
+
+def asks(x):
+    return isinstance(x, type) or type(x) is torch.Tensor
+"""
+
+
+def test_a_module_that_compares_the_class_of_a_tensor_finds_torchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As OpenFold does, which takes nested inputs apart by `tree_type is torch.Tensor`."""
+    for name, text in {"asks_for_types": TYPES, "has_other_types": TYPES + OTHER_TYPES}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with fxmem.record("h100"):
+        module = importlib.import_module("asks_for_types")
+        net = nn.Linear(4, 4).cuda()
+        x = torch.ones(2, 4, device="cuda")
+        shapes = module.find_shapes({"a": [x, x.cpu()], "b": (net(x),)})
+        classes = module.find_classes(net, "cuda")
+        assert type(importlib.import_module("has_other_types").Meta) is type  # which keeps Python's own
+    assert not hasattr(module, "type")
+    x, net = torch.ones(2, 4), nn.Linear(4, 4)
+    assert shapes == module.find_shapes({"a": [x, x.cpu()], "b": (net(x),)})
+    assert classes == module.find_classes(net, "cpu")
