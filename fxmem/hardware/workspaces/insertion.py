@@ -58,6 +58,8 @@ def insert_workspaces(
     ticks: int,
     memory: Mapping[int, HiddenMemory],
     held: Mapping[str, HeldBuffer],
+    *,
+    is_loop: bool = True,
 ) -> WorkspaceLog:
     """Put hidden buffers into the log of a step.
 
@@ -65,18 +67,21 @@ def insert_workspaces(
         ops: of the log, with its `phases` and how many `ticks` it has, without workspaces.
         memory: by index of the op, what it hides. Buffers of unknown size are left out.
         held: by name, what is there all the time from the first step on.
+        is_loop: whether steps came before this one; else what is held begins with the op that needs it.
     """
-    log = _Log()
+    log, births = _Log(), dict[int | None, int]()
     spans, shift_before = [], [0]
     passing = _Passing(ops, {name: buffer for name, buffer in held.items() if buffer.needed_by})
     for index, op in enumerate(ops):
         spans.append(log.run(index, op, memory[index].events if index in memory else ()))
         passing.follow(index, log)
+        if not is_loop and any(buffer.op == index for buffer in held.values()):
+            births[index] = log.insert()
         shift_before.append(log.shift)
     log.keep(ticks + 1)
     ticks += log.shift
     residents = [
-        _workspace(name, buffer.nbytes, 0, buffer.op, None, buffer.stream).model_copy(update={"death": ticks})
+        _workspace(name, buffer.nbytes, births.get(buffer.op, 0), buffer.op, None, buffer.stream, death=ticks)
         for name, buffer in held.items()
         if not buffer.needed_by
     ]
@@ -88,10 +93,11 @@ def insert_workspaces(
     return WorkspaceLog(ticks, log.moved, spans, tuple(moved_phases), (*log.added, *residents))
 
 
-def _workspace(name: str, nbytes: int, birth: int, op: int | None, node: int | None, stream: int) -> Storage:
-    return Storage(
-        nbytes=nbytes, kind=Kind.WORKSPACE, birth=birth, death=birth, op=op, node=node, name=name, stream=stream
-    )
+def _workspace(
+    name: str, nbytes: int, birth: int, op: int | None, node: int | None, stream: int, death: int = 0
+) -> Storage:
+    life: dict[str, Any] = {"birth": birth, "death": death or birth, "stream": stream}
+    return Storage(nbytes=nbytes, kind=Kind.WORKSPACE, op=op, node=node, name=name, **life)
 
 
 class _Passing:

@@ -316,7 +316,8 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
         replayed = 0 if run.allocated_bytes else reserved or 0
         reserved = max(replayed, run.reserved_bytes)
         # Replayed without the limit that the program may have set itself.
-        allocated = min(max(allocated or 0, run.allocated_bytes), reserved)
+        is_counted = run.allocated_bytes and not run.is_ended
+        allocated = min(run.allocated_bytes if is_counted else max(allocated or 0, run.allocated_bytes), reserved)
     fits = None if room is None else not shortage
     if fits and room is not None:  # what is cached goes back where it is in the way
         allocated, reserved = min(allocated or 0, room), min(reserved or 0, room)

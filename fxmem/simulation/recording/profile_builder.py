@@ -52,7 +52,8 @@ def _build_profile(run: FinishedRun) -> tuple[Profile, BareLog]:
     readers = _find_first_readers(run)
     ops = [TimedOp(run.row(op.node), op.begin, op.end, op.stream) for op in log.ops]
     memory = collector.resolve(_most_bytes(log.storages, log.tick))
-    hidden = insert_workspaces(ops, log.phases, log.tick, memory, collector.find_held())
+    is_loop = not run.is_program or run.step.mode == "train"
+    hidden = insert_workspaces(ops, log.phases, log.tick, memory, collector.find_held(), is_loop=is_loop)
     storages, renumbered = _build_storages(run, readers, hidden.moved)
     noted = (Assumption(topic="model", text=note) for note in run.notes)
     profile = Profile.model_construct(
@@ -359,6 +360,7 @@ def _build_nodes(
             "backward_flops": flops[row][1],
         }
 
+    alike = {op.node: {like.node for like in log.ops[slice(*op.repeats)]} for op in log.ops if op.repeats is not None}
     first: dict[int, int] = {}
     nodes: list[Node] = []
     for i, node in enumerate(run.nodes):
@@ -384,7 +386,7 @@ def _build_nodes(
                     for shape, dtype, s in outputs
                 ),
                 view_of=view_of,
-                output_bytes=log.sum_bytes(fresh),
+                output_bytes=sum(nodes[each].output_bytes for each in alike.get(i, ())) or log.sum_bytes(fresh),
                 leads_to_gradients=node.op.startswith("call_") and i not in ledger.without_gradient,
                 **sum_up(i),
             )

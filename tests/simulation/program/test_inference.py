@@ -62,6 +62,15 @@ def test_calls_that_are_made_take_what_a_whole_run_takes(kind: str) -> None:
         assert (each.requested_bytes, each.allocated_bytes) == (other.requested_bytes, other.allocated_bytes)
         assert each.reserved_bytes == other.reserved_bytes
     assert recorded.program.ending == whole.program.ending == "ran to its end"
+    for each in (recorded, whole):  # one number, wherever it stands
+        highest = each.rounds[-1]
+        assert (each.peak.requested_bytes, each.peak.allocated_bytes, each.peak.reserved_bytes) == (
+            highest.requested_bytes,
+            highest.allocated_bytes,
+            highest.reserved_bytes,
+        )
+    outputs = [sum(node.output_bytes for node in each.profile.nodes) for each in (recorded, whole)]
+    assert outputs[0] == outputs[1] > 0
     flops = [sum(op.flops or 0 for op in each.profile.ops) for each in (recorded, whole)]
     assert flops[0] == flops[1] > 0
     moved = [sum(op.host_bytes for op in each.profile.ops) for each in (recorded, whole)]
@@ -211,3 +220,23 @@ def test_diffusers_asks_anew_for_the_card_on_both_borders() -> None:
         assert torch_utils.get_device() == "cuda"
         torch.ones(8, device="cuda")
     assert torch_utils.get_device() == before == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_what_cublas_holds_is_there_from_the_first_product_on() -> None:
+    """As a card counts it while the program runs: a peak before the first product has no workspace in it."""
+    with fxmem.record("a100") as recorded, torch.no_grad():
+        conv, fc = torch.nn.Conv2d(3, 64, 3).cuda(), torch.nn.Linear(64, 64).cuda()
+        fc(conv(torch.randn(8, 3, 128, 128, device="cuda")).mean((2, 3)))
+    held = [each for each in recorded.profile.storages if each.name.startswith("cuBLAS")]
+    assert held
+    assert all(each.birth > recorded.peak.tick for each in held)
+    (only,) = recorded.rounds
+    assert recorded.peak.requested_bytes == only.requested_bytes
+    assert recorded.peak.allocated_bytes == only.allocated_bytes
+    with fxmem.record("a100", steps=1) as trained:
+        fc = torch.nn.Linear(64, 64).cuda()
+        fc(torch.randn(8, 64, device="cuda")).sum().backward()
+        torch.optim.SGD(fc.parameters(), 0.1).step()
+    held = [each for each in trained.profile.storages if each.name.startswith("cuBLAS")]
+    assert held
+    assert not any(each.birth for each in held)  # of a loop, whose next step finds it there
