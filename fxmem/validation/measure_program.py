@@ -87,7 +87,7 @@ def measure_program(
             raise AnalysisError(f"the program ended with exit code {code} and was not measured; its output says why")
         measured = ProgramMeasurement.model_validate_json(file.read_bytes())
     if not measured.rounds:
-        raise AnalysisError(f"expected a program that trains on {device}; it {measured.ending} before its first step")
+        raise AnalysisError(f"expected a program that runs on {device}; it {measured.ending} before its first step")
     return measured
 
 
@@ -213,6 +213,12 @@ class _RealRounds(RoundRule):
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         return _uses_device(self._device, stepped_parameters(optimizer))
 
+    def end_program(self) -> None:
+        """One that only runs has one round: all after its set-up."""
+        if not self.finished:
+            with contextlib.suppress(Enough):
+                self._end_round()
+
     def _end_setup(self) -> None:
         gc.collect()
         self.has_setup = True
@@ -237,17 +243,19 @@ def _run(program: Launch, rounds: _RealRounds) -> str:
     """Run the program; how it ended."""
     gc.disable()
     gc.freeze()  # a round's collection looks only at what the program has made
+    ending = "ran to its end"
     try:
         with rounds.observe():
             run_as_main(program)
     except Enough:
         return f"stopped after step {rounds.finished}"
     except SystemExit as leaving:
-        return f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
+        ending = f"called sys.exit({leaving.code!r})" if leaving.code else ending
     except Exception as error:
         traceback.print_exc()
         return f"raised {one_line(error)}"
-    return "ran to its end"
+    rounds.end_program()
+    return ending
 
 
 def _measure_on_cpu(program: Launch, steps: int, *, compiles: bool = False) -> ProgramMeasurement:

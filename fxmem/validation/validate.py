@@ -253,16 +253,17 @@ def program_verdict(predicted: Report, measured: ProgramMeasurement, tolerance: 
     recorded, target = predicted.step.program, predicted.target.name
     if recorded is None:
         raise AnalysisError("expected the report of a program, got that of a step of a model")
+    found = recorded.steps or recorded.rounds  # of a program that only runs, all of it after its set-up
     rounds = tuple(
         ComparedRound(number=number, predicted=mine, measured=theirs, comparisons=compare_round(mine, theirs))
-        for number, (mine, theirs) in enumerate(zip(recorded.steps, measured.rounds, strict=False), 1)
+        for number, (mine, theirs) in enumerate(zip(found, measured.rounds, strict=False), 1)
     )
     if not rounds:
-        raise AnalysisError(f"expected a program that trains on {target}; predicted, it {recorded.ending}")
+        raise AnalysisError(f"expected a program that runs on {target}; predicted, it {recorded.ending}")
     on_card = measured.machine.device == "cuda"
     judged = Quantity.ALLOCATED if on_card else Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
-    errors = [each.error for found in rounds for each in found.comparisons if each.quantity is judged]
-    within = len(recorded.steps) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
+    errors = [each.error for compared in rounds for each in compared.comparisons if each.quantity is judged]
+    within = len(found) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
     return ProgramVerdict(
         program=measured.program,
         target=target,

@@ -15,7 +15,7 @@ from fxmem.hardware import catalogue
 from fxmem.records.profile import Phase
 from fxmem.records.validation import ProgramMeasurement, ProgramVerdict, Quantity
 from fxmem.simulation.program import Launch, RunSettings, launch
-from fxmem.validation.validate import program_verdict, validate_program
+from fxmem.validation.validate import compare_round, program_verdict, validate_program
 
 pytestmark = pytest.mark.truth
 
@@ -111,7 +111,31 @@ def test_a_program_is_measured_in_a_process_of_its_own(
     assert ProgramVerdict.model_validate_json(verdict.model_dump_json()) == verdict
 
 
-def test_a_program_that_fails_or_never_steps_is_refused(tmp_path: Path) -> None:
+def test_a_program_that_only_runs_is_one_round(tmp_path: Path) -> None:
+    """All that it does after its set-up, whose peak a real run is held to; a loss of bytes is seen."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import sys, torch\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512))\n"
+        "x, kept = torch.randn(256, 512), []\n"
+        "with torch.no_grad():\n"
+        "    for _ in range(6):\n"
+        "        kept.append(net(x))\n"
+        "    x = torch.stack(kept)\n"
+        "sys.exit(0)\n"
+    )
+    verdict = validate_program([str(script)], tolerance=1e-4)
+    (only,) = verdict.rounds
+    assert verdict.within_tolerance
+    assert verdict.measurement.ending == "ran to its end"
+    assert only.predicted.requested_bytes == only.measured.peak_without_kernel_scratch_bytes
+    assert only.measured.peak_bytes > 12 * 256 * 512 * 4  # what is kept, and all of it once more
+    measured = only.measured.model_copy(update={"peak_without_kernel_scratch_bytes": only.measured.peak_bytes * 2})
+    comparisons = {each.quantity: each for each in compare_round(only.predicted, measured)}
+    assert comparisons[verdict.judged].error == pytest.approx(-0.5, abs=0.01)
+
+
+def test_a_program_that_fails_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text("raise RuntimeError('mine')")
     with pytest.raises(AnalysisError, match="raised RuntimeError: mine, before anything ran on cpu"):
