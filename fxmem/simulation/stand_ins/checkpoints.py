@@ -27,7 +27,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
-from fxmem.simulation.card.device_border import Border, has_fake_inside, move_to_card
+from fxmem.simulation.card.device_border import Border, has_fake_inside
 from fxmem.simulation.card.host_ledger import HostLedger, make_zeros
 from fxmem.simulation.code.source_lines import find_holders
 from fxmem.simulation.processes.sandbox.isolation import Isolation
@@ -116,7 +116,7 @@ class Checkpoints:
             return found
         host = [each.untyped_storage().nbytes() for each in torch_common.iterate_tensors(found)]
         self._border.host.pass_through(max(host, default=0))
-        return move_to_card(found)
+        return _move_storages(found)
 
     def _note(self, file: Any, is_path: bool) -> None:
         name = os.path.basename(os.fspath(file)) if is_path else "a checkpoint to an open file"
@@ -248,6 +248,27 @@ class _KeptTensor:
 
 def _as_was(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+
+def _move_storages(value: Any) -> Any:
+    """Nested values on the card, where each storage of a file comes once and whole: tied weights lie in one, and of a
+    view all was saved that it is a view of (torch/serialization.py, `load_tensor`)."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_cuda or tensor.layout is not torch.strided:
+            return tensor if tensor.is_cuda else tensor.to("cuda")
+        storage, key = tensor.untyped_storage(), torch_common.storage_key(tensor)
+        is_whole = tensor.nbytes == storage.nbytes() and tensor.is_contiguous()
+        if key not in moved:
+            with torch_common.no_modes():
+                whole = tensor if is_whole else torch.empty(0, dtype=tensor.dtype).set_(storage)
+            moved[key] = whole.to("cuda")
+            if is_whole:
+                return moved[key]
+        return moved[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    return torch_common.tree_map_only(torch.Tensor, move, value)
 
 
 def _find_device(device: torch.device, map_location: Any) -> torch.device:

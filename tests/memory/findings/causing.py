@@ -273,6 +273,22 @@ def weights_twice_of_checkpoint() -> None:
     checkpoint.clear()
 
 
+def weights_twice_of_a_loop() -> None:
+    """The variable of the loop over a checkpoint has the last of its tensors as well."""
+    net = make_net(1024).cpu()
+    checkpoint = {name: each.cuda() if HAS else each.clone() for name, each in net.state_dict().items()}
+    for last in checkpoint.values():  # noqa: B007
+        pass
+    net.load_state_dict(checkpoint)
+    net.cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        train(net, 64, 1024)
+        step(optimizer)
+    checkpoint.clear()
+    del last
+
+
 def flat_buffer() -> None:
     """As a rank of ZeRO-3 has its shard of the weights, and a buffer for its gradients."""
     shard = nn.Parameter(torch.randn(1 << 22, device="cuda"))

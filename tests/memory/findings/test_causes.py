@@ -39,7 +39,8 @@ VARIED = (
     "kept-results-of-create-graph", "written-activation-of-mish", "written-activation-of-gelu",
     "written-activation-of-tanh",
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
-    "weights-twice-of-checkpoint", "unused-graph-of-batches", "unstepped-gradients-of-a-teacher",
+    "weights-twice-of-checkpoint", "weights-twice-of-a-loop", "unused-graph-of-batches",
+    "unstepped-gradients-of-a-teacher",
     "unused-graph-of-validation", "unstepped-gradients-of-a-generator",
     "math-attention-of-scores",
     "math-attention-of-places",
@@ -51,7 +52,7 @@ SMALL = ("fragmentation", "fragmentation-of-sizes")
 TRIED = (
     "kept-output", "kept-output-of-accumulation", "late-zero-grad", "unused-graph", "unused-parameters",
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
-    "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation",
+    "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation", "weights-twice-of-a-loop",
     "unstepped-gradients-of-a-teacher", "unstepped-gradients-of-a-generator",
     "kept-output-of-preferences", "written-activation", "written-activation-of-mish",
     "written-activation-of-gelu", "written-activation-of-tanh",

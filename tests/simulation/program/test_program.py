@@ -497,6 +497,20 @@ def test_a_checkpoint_goes_to_the_card_whole(tmp_path: Path) -> None:
         assert torch.cuda.memory_allocated() == 3 * 4 * (2048 + 1) * 1024 + 2 * 512
 
 
+def test_a_storage_of_a_checkpoint_comes_to_the_card_once_and_whole(tmp_path: Path) -> None:
+    """As torch loads each by its number in the file: tied weights, and all that a saved view is a view of."""
+    rows = torch.zeros(8, 1 << 18)
+    torch.save({"one": rows, "tied": rows, "apart": rows.clone()}, tmp_path / "tied.pt")
+    torch.save({"last": rows[6:].t()}, tmp_path / "view.pt")
+    with fxmem.record("h100"):
+        tied = torch.load(tmp_path / "tied.pt", map_location="cuda")
+        assert torch.cuda.memory_allocated() == 2 * 8 << 20
+        assert tied["one"].data_ptr() == tied["tied"].data_ptr() != tied["apart"].data_ptr()
+        last = torch.load(tmp_path / "view.pt", map_location="cuda")["last"]
+        assert torch.cuda.memory_allocated() == 3 * 8 << 20
+        assert (last.shape, last.stride()) == ((1 << 18, 2), (1, 1 << 18))
+
+
 def test_a_deep_copy_shares_memory_where_the_original_does() -> None:
     with fxmem.record("h100"):
         whole = torch.arange(8 << 20, dtype=torch.int64, device="cuda").view(8, -1)

@@ -29,7 +29,12 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         if of is not None and is_kept and storages[of].nbytes == each.nbytes:
             held[_find_owner(each.holder)][of] = index
     whole = sum(storages[index].nbytes for index in weights)
-    for owner, copies in held.items():
+    whole_of = dict[str, dict[int, int]]()
+    """A copy by the name that has most of it: of a state's tensors, the variable of a loop has the last one."""
+    for owner, copies in sorted(held.items(), key=lambda each: -len(each[1])):
+        name = next((each for each, others in whole_of.items() if others.keys().isdisjoint(copies)), owner)
+        whole_of.setdefault(name, {}).update(copies)
+    for owner, copies in whole_of.items():
         nbytes = sum(storages[index].nbytes for index in copies)
         if nbytes >= _MOST * whole:
             yield Finding(
