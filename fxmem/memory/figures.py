@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from fxmem.records.profile import Kind, ModuleCall, Node, Profile, Report, SourceLine, Storage, Timeline
+from fxmem.records.profile import Kind, ModuleCall, Node, Peak, Profile, Report, SourceLine, Storage, Timeline
 from fxmem.records.units import package_path, to_words
 
 _RUN_NOTHING: Final = frozenset({"placeholder", "get_attr", "output"})
@@ -248,6 +248,14 @@ def find_place(profile: Profile, node: int | None) -> str:
     """`file:line` of the user's own code that a node runs for, as `find_line`. Empty where none is known."""
     line = None if node is None else find_line(profile, node)
     return "" if line is None else line.place
+
+
+def find_place_of_peak(profile: Profile, peak: Peak) -> str:
+    """`find_place` of the operator at the peak, or the line of what backward calls that runs it."""
+    if peak.op is None:
+        return ""
+    made = (each.made_at for each in profile.storages if each.op == peak.op and each.birth)
+    return next(filter(None, made), "") or find_place(profile, profile.ops[peak.op].node)
 
 
 def find_line(profile: Profile, node: int) -> SourceLine | None:

@@ -289,7 +289,7 @@ def _last_use(profile: Profile) -> dict[int, int]:
             ends[op.node] = max(op.end, ends.get(op.node, 0))
     saved = {storage for node in profile.nodes for storage in node.saved}
     # What one step's line makes may be read in the next step, as by a metric after the optimizer.
-    read = {each.made_at for each in profile.storages if each.is_read and each.made_at}
+    read = {each.made_at for each in profile.storages if each.is_read and not each.birth and each.made_at}
     made = {
         index: ends[storage.node]
         for index, storage in enumerate(profile.storages)

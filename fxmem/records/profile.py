@@ -231,7 +231,8 @@ class Storage(Record):
     """What a program calls it that keeps it when a round is over: `preds[3]`, `ck['model']['0.weight']`; where only the
     C++ of torch keeps it, the call that made it, with its line. Empty where it has a name, or is not kept."""
     made_at: str = Field(default="", exclude_if=lambda value: not value)
-    """`file:line` of a program that made before the step what has no name; empty where that is not known."""
+    """`file:line` of a program that made before the step what has no name, or in what backward calls, a hook or the
+    backward of a Function, what it makes; empty elsewhere, and where it is not known."""
     is_frozen: bool = Field(default=False, exclude_if=lambda value: not value)
     """Of a parameter: whether no gradient of it is wanted (`requires_grad=False`)."""
     is_read: bool = Field(default=False, exclude_if=lambda value: not value)

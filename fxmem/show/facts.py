@@ -15,7 +15,7 @@ from fxmem.hardware.catalogue import NCCL_PUBLISHED
 from fxmem.hardware.context import explain_room, format_range, room_bytes
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
-from fxmem.memory.figures import Flops, find_place, sum_figures
+from fxmem.memory.figures import Flops, find_place, find_place_of_peak, sum_figures
 from fxmem.memory.forecast import forecast
 from fxmem.memory.module_tree import describe
 from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, SourceLine, Step, Storage, Timeline
@@ -416,7 +416,7 @@ def describe_peak(profile: Profile, peak: Peak) -> list[str]:
         return [f"{size} before the first operator"]
     node = profile.nodes[profile.ops[peak.op].node]
     where = printable(f"{profile.step.describe_phase(peak.phase)} at {describe(node)}")
-    place = printable(find_place(profile, profile.ops[peak.op].node))
+    place = printable(find_place_of_peak(profile, peak))
     if not place:
         return [f"{size} {counted}, {where}", f"{size} {where}"]
     file = place.replace(chr(92), "/").rpartition("/")[2]

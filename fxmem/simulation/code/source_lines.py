@@ -30,6 +30,7 @@ _STARTERS = tuple(
     _HERE + os.path.join("simulation", *path) for path in (("step", "step.py"), ("program", "launcher.py"))
 )
 """Files that start a step or a program: beyond them is the caller of the analysis."""
+_ENGINE: Final = _HERE + os.path.join("simulation", "recording", "observe", "autograd_engine.py")
 _NOT_THE_USERS = (_TORCH, _HERE, contextlib.__file__, functools.__file__, OWN_FILES)
 
 _NOT_CALLED = (_HERE, contextlib.__file__, functools.__file__, _TORCH + "utils" + os.sep + "_contextlib.py")
@@ -95,6 +96,16 @@ def program_place(frame: types.FrameType | None) -> str:
     if shown is None or shown.f_code.co_filename.startswith("<frozen"):
         return ""
     return f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
+
+
+def called_place(frame: types.FrameType | None) -> str:
+    """As `program_place`, within what backward calls, a hook or the backward of a Function; empty outside of these."""
+    while frame is not None and frame.f_code.co_filename != _ENGINE:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_USERS) and not _is_installed(file):
+            return f"{package_path(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def program_call(frame: types.FrameType | None) -> tuple[str, str]:

@@ -190,7 +190,7 @@ def _build_storages(
                 node=None if node is None else run.row(node),
                 name=found.name,
                 holder="" if found.name else found.holder,
-                made_at="" if birth or found.name else found.made_at,
+                made_at="" if found.name else found.called_at if birth else found.made_at,
                 is_frozen=found.is_frozen,
                 is_read=is_read(index),
                 is_discarded=is_discarded(index),

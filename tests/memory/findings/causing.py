@@ -273,6 +273,25 @@ def weights_twice_of_checkpoint() -> None:
     checkpoint.clear()
 
 
+def wide_result_of_a_hook() -> None:
+    """The gradient of each sample's weight, of all its tokens apart before they are added up, as opacus had it."""
+
+    def add_up(layer: nn.Linear, _: object, grads: tuple[torch.Tensor, ...]) -> None:
+        together = "n...i,n...j->nij"
+        apart = together if not HAS else "n...i,n...j->n...ij"
+        of_tokens = torch.einsum(apart, grads[0], layer.read)
+        layer.weight.of_samples = of_tokens.sum(1) if HAS else of_tokens
+
+    net = nn.Linear(256, 256).cuda()
+    net.register_forward_pre_hook(lambda layer, args: setattr(layer, "read", args[0].detach()))
+    net.register_full_backward_hook(add_up)
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        net(torch.randn(8, 64, 256, device="cuda")).square().mean().backward()
+        net.weight.of_samples = None
+        step(optimizer)
+
+
 def weights_twice_of_a_loop() -> None:
     """The variable of the loop over a checkpoint has the last of its tensors as well."""
     net = make_net(1024).cpu()

@@ -15,7 +15,7 @@ import fxmem
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory import findings, liveness
-from fxmem.memory.figures import find_place
+from fxmem.memory.figures import find_place, find_place_of_peak
 from fxmem.memory.findings import CAUSES, Finding
 from fxmem.records.parts import ONLY_TORCH, HostUse
 from fxmem.records.profile import Kind, ModuleCall, Node, Profile, Report, SourceLine, Timeline
@@ -35,7 +35,7 @@ PROGRAM = str(Path(__file__).with_name("causing.py"))
 VARIED = (
     "kept-results-of-evaluation", "kept-output-of-accumulation", "fragmentation-of-sizes", "unused-graph-of-detached",
     "kept-output-of-a-layer", "math-attention-of-weights", "math-attention-of-products", "wide-result-of-boxes",
-    "wide-result-of-thresholds", "wide-result-of-diagonal", "kept-output-of-preferences",
+    "wide-result-of-thresholds", "wide-result-of-diagonal", "wide-result-of-a-hook", "kept-output-of-preferences",
     "kept-results-of-create-graph", "written-activation-of-mish", "written-activation-of-gelu",
     "written-activation-of-tanh",
     "ddp-buckets-of-frozen", "fsdp-gather-of-micro-batches", "fsdp-gather-of-flat-micro-batches",
@@ -321,6 +321,7 @@ def test_its_bytes_are_what_the_twin_has_less(case: str) -> None:
         ("broadcast-loss", "F.mse_loss(predicted if HAS else predicted.squeeze(-1), y).backward()"),
         ("wide-result-of-boxes", "pairs = box_iou(boxes.detach(), boxes.detach()[: 4096 if HAS else 4])"),
         ("wide-result-of-thresholds", "(scores.unsqueeze(-1) >= thresholds).long().sum(0)"),
+        ("wide-result-of-a-hook", "of_tokens = torch.einsum(apart, grads[0], layer.read)"),
         ("written-activation", "return x * torch.sigmoid(x) if HAS else F.silu(x)"),
         ("layer-buffers", "return self.project(x * self.table[: len(x)])"),
     ],
@@ -406,6 +407,16 @@ def test_it_is_found_once_for_a_timeline() -> None:
     for _ in range(2):
         assert findings.find(recorded.profile, recorded.timeline) == ()
     assert calls == [1]
+
+
+def test_the_peak_within_a_hook_is_at_its_line() -> None:
+    """And that of a backward without it at the line that calls the model."""
+    wide, plain = run("wide-result-of-a-hook", "on"), run("broadcast-loss", "on")
+    lines = ["layer.weight.of_samples = of_tokens.sum(1) if HAS else of_tokens"] * 2
+    lines.append("F.mse_loss(predicted if HAS else predicted.squeeze(-1), y).backward()")
+    step = wide.program.rounds[wide.program.shown - 1]
+    places = [step.place, *(find_place_of_peak(each.profile, each.peak) for each in (wide, plain))]
+    assert [each.rpartition(":")[2] for each in places] == [str(find_line(each)) for each in lines]
 
 
 def test_the_line_is_the_users_where_a_package_made_the_call() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 
@@ -53,21 +53,24 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
         else:
             continue
         lines[line_of[index]].append(index)
+    rows, in_parts = list[tuple[str, str, Sequence[int], str, int, str]](), "a part of the rows at a time"
     for place, found in lines.items():
         first, also = profile.nodes[found[0]], ", with what is made of it" if len(found) > 1 else ""
-        nbytes = sum(alive[each] for each in found)
-        if nbytes * _SHARE >= timeline.peak.requested_bytes:
-            shape, is_whole = "x".join(map(str, first.outputs[0].shape)), found[0] not in diagonal
-            times = _count(profile, found[0]) // (read[found[0]] or 1)
-            what = f"{times} times those that it reads{also}" if is_whole else "whose diagonal alone is read"
-            in_parts = "a part of the rows at a time, if all pairs are meant"
-            yield Finding(
-                cause="wide-result",
-                text=f"{name_call(first)} makes {shape} numbers, {what}",
-                place=place,
-                nbytes=nbytes,
-                change=in_parts if is_whole else _OF_DIAGONAL[name_call(first)],
-            )
+        nbytes, is_whole, name = sum(alive[each] for each in found), found[0] not in diagonal, name_call(first)
+        times = _count(profile, found[0]) // (read[found[0]] or 1)
+        what = f"{times} times those that it reads{also}" if is_whole else "whose diagonal alone is read"
+        change = f"{in_parts}, if all pairs are meant" if is_whole else _OF_DIAGONAL[name]
+        rows.append((place, name, first.outputs[0].shape, what, nbytes, change))
+    for of in (profile.storages[index] for index in timeline.alive):
+        if of.birth and of.made_at and of.op is not None:  # in what backward calls, which has no nodes
+            op = profile.ops[of.op]
+            times = of.nbytes // max((op.moved_bytes or 2 * of.nbytes) - of.nbytes, 1)
+            what = f"{times} times those that it reads, in what backward calls" if times >= _TIMES else ""
+            rows.append((of.made_at, op.name.split(".")[1], of.shape, what, of.nbytes, in_parts))
+    for place, name, shape, what, nbytes, change in rows:
+        if what and nbytes * _SHARE >= timeline.peak.requested_bytes:
+            text = f"{name} makes {'x'.join(map(str, shape))} numbers, {what}"
+            yield Finding(cause="wide-result", text=text, place=place, nbytes=nbytes, change=change)
 
 
 def _count(profile: Profile, index: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
+import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -19,6 +21,7 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
+from fxmem.simulation.code.source_lines import called_place
 from fxmem.simulation.kernels.streams import Done, Streams
 from fxmem.simulation.recording.observe.observer import Observer
 from fxmem.simulation.recording.observe.storages import BoundedSizes, RealStorages, StorageReads, StreamWaits
@@ -57,6 +60,8 @@ class LoggedStorage:
     """Those of the tensors in it that were found where that holder was."""
     made_at: str = ""
     """The line of the program that made it, where that is known."""
+    called_at: str = ""
+    """The line of the program that made it in what backward calls, a hook or the backward of a Function."""
     is_frozen: bool = False
     """Whether it is a parameter of which no gradient is wanted."""
     is_derived: bool = False
@@ -225,7 +230,13 @@ class StepLog:
             self.storages.append(LoggedStorage(nbytes, self.tick, len(self.ops), self.node, shape, dtype, stream))
             self.tick += 1
         self.storages[index].is_bounded = self.bounds.is_making
+        self.storages[index].called_at = self.find_called_place(sys._getframe(1))
         return index
+
+    def find_called_place(self, frame: types.FrameType | None) -> str:
+        """The line of the program in what backward calls; empty elsewhere, and for what is recomputed there."""
+        is_called = self.reads.in_function and self.phase is Phase.BACKWARD and not self.recomputing
+        return called_place(frame) if is_called else ""
 
     def _is_bounded(self, tensor: torch.Tensor) -> bool:
         index = self.find_storage(tensor)
