@@ -164,11 +164,7 @@ COMPILE = grouped(
         help="the step as torch.compile would run it on the target, in this mode (default: default), or as-is: what "
         "the model's author compiled; builds no kernel",
     ),
-    repeatable(
-        "--compile-option",
-        metavar="KEY=VALUE",
-        help="dynamic=True, or an option of inductor; repeatable",
-    ),
+    repeatable("--compile-option", metavar="KEY=VALUE", help="dynamic=True, or an option of inductor; repeatable"),
 )
 """Whether and how the step is compiled."""
 RANKS = grouped(

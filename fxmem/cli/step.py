@@ -231,11 +231,7 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
 
     own = None if options.parallelize is None else load_callable("--parallelize", options.parallelize)
     plan = make_plan(
-        options.mesh,
-        options.ranks,
-        own,
-        reshard_after_forward=options.reshard_after_forward,
-        offload=options.offload,
+        options.mesh, options.ranks, own, reshard_after_forward=options.reshard_after_forward, offload=options.offload
     )
     compiled = read_compile(options.compile, options.compile_option)
     request = step_request(

@@ -30,14 +30,7 @@ from fxmem.records.plan import Region
 from fxmem.records.profile import Report, Target
 from fxmem.records.units import STEPS, Application
 from fxmem.simulation.code.profiled_step import ReportedStep
-from fxmem.simulation.program import (
-    IsolationSettings,
-    Launch,
-    RunSettings,
-    check_program,
-    launch_apart,
-    record,
-)
+from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, check_program, launch_apart, record
 from fxmem.whatif.source_edits import SourceEdit, apply_edits
 
 # --- what is different when a program runs again ----------------------------------------------------------------------

@@ -66,11 +66,7 @@ class ToolServer:
     def build(self) -> Server[Any]:
         """The server of the `mcp` package."""
         return Server(
-            "fxmem",
-            version=__version__,
-            instructions=_INSTRUCTIONS,
-            on_list_tools=self._list,
-            on_call_tool=self._call,
+            "fxmem", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
         )
 
     async def _list(self, context: Any, params: Any) -> ListToolsResult:

@@ -67,9 +67,7 @@ ARGUMENTS = (
     number("--top", "how many nodes to list, the largest change first", least=0, default=8),
     *text_output("comparison"),
     argument(
-        "--markdown",
-        metavar="FILE|-",
-        help="write a summary for a pull request; `-` writes it instead of the table",
+        "--markdown", metavar="FILE|-", help="write a summary for a pull request; `-` writes it instead of the table"
     ),
 )
 

@@ -37,11 +37,7 @@ _OF_GRAPH = grouped(
     drawing("about how many boxes there may be"),
 )
 _OF_PLOTS = grouped("the timeline", *(each for each in OVERLAYS if each is not PLAN), _WIDTH)
-FORMS = {
-    None: (PLAN, *_OF_GRAPH),
-    "time": (PLAN, *_OF_PLOTS),
-    "module": _OF_PLOTS[-1:],
-}
+FORMS = {None: (PLAN, *_OF_GRAPH), "time": (PLAN, *_OF_PLOTS), "module": _OF_PLOTS[-1:]}
 """The options of each value of `--by`."""
 
 ARGUMENTS = (

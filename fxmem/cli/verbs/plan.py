@@ -143,12 +143,7 @@ def _plan_step(
         from fxmem.whatif import verified_plan
 
         find = functools.partial(
-            verified_plan.plan,
-            step,
-            options.strategy,
-            budget,
-            progress=progress,
-            host_memory=options.host_memory,
+            verified_plan.plan, step, options.strategy, budget, progress=progress, host_memory=options.host_memory
         )
         if not options.code or options.application is not None:
             plan = find(application=options.application)

@@ -157,12 +157,7 @@ def _hold_by_stack(dump: Dump, held: Held, older: Sequence[tuple[int, int]], pla
         sums[stack][0] += nbytes
         sums[stack][1] += 1
     return [
-        Holder(
-            place=place(stack),
-            nbytes=nbytes,
-            count=count,
-            frames=describe_frames(dump.frames[stack]),
-        )
+        Holder(place=place(stack), nbytes=nbytes, count=count, frames=describe_frames(dump.frames[stack]))
         for stack, (nbytes, count) in sorted(sums.items(), key=lambda each: (-each[1][0], each[0]))
     ]
 

@@ -58,7 +58,7 @@ def op_flops(
     `torch.utils.flop_counter.register_flop_formula` are honoured too. Whatever a formula of `extra` raises is passed
     on.
     """
-    packet = _packet(func)
+    packet: Any = getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
     if extra is not None and packet in extra:
         return extra[packet](*args, **kwargs, out_val=out)
     row = find_row(func)
@@ -85,10 +85,6 @@ def torch_formulas() -> Mapping[Any, Callable[..., Any]]:
     from torch.utils.flop_counter import flop_registry
 
     return flop_registry
-
-
-def _packet(func: Any) -> Any:
-    return getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
 
 
 @cache

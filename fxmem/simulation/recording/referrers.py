@@ -91,9 +91,11 @@ def _climb_up(levels: list[list[_Step]]) -> dict[int, tuple[str, Owner]]:
                     seen[key] = value
                     levels[key[0]].append(step)
         for each in itertools.chain(*below.values()):
-            if id(each.value) not in referred and _is_iterator(each.value):  # the stack of a running function has it
-                path, owner = each.down()
-                found.setdefault(each.storage, (_name_type(each.value) + path, owner))
+            kind, (path, owner) = type(each.value), each.down()
+            is_iterator = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+            if id(each.value) not in referred and is_iterator:  # the stack of a running function has it
+                name = f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.")
+                found.setdefault(each.storage, (name + path, owner))
     return found
 
 
@@ -186,11 +188,3 @@ def _find_root(step: _Step, scopes: Mapping[int, types.ModuleType]) -> str | Non
     if isinstance(value, types.GeneratorType) and is_own_file(value.gi_code.co_filename):
         return f"{value.gi_code.co_name}{step.path}"
     return None
-
-
-def _is_iterator(value: Any) -> bool:
-    return hasattr(type(value), "__next__") and type(value).__module__ in ("builtins", "itertools")
-
-
-def _name_type(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")

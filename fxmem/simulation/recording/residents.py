@@ -280,7 +280,8 @@ class _Search:
                 self._note_bounds(path, dict.__len__(value))
                 self._scope = self._within(path, value)
                 for key, each in list(dict.items(value)):
-                    self._wait(f"{path}[{_word(key)}]", each, kind)
+                    word = repr(key) if type(key) in (str, int) else "..."  # short and plain
+                    self._wait(f"{path}[{word}]", each, kind)
             elif (base := next((each for each in _SEQUENCES if issubclass(cls, each)), None)) is not None:
                 self._open_elements(path, base, value, kind)
             else:
@@ -452,11 +453,6 @@ def _find_referents(value: Any) -> list[Any]:
         base = array.base.__get__(value)
         return [_find_attributes(base).get(OF_ARRAY, base)]
     return gc.get_referents(value)
-
-
-def _word(key: Any) -> str:
-    """The key of a dictionary as Python writes it, where it is short and plain."""
-    return repr(key) if type(key) in (str, int) else "..."
 
 
 def find_variables() -> Iterator[Place]:

@@ -457,7 +457,8 @@ class GrowthLog:
                 (now, most), before = each[-1], each[-1 - every][0] if len(each) > every else each[-1][0]
                 if before < now <= most:
                     found.append(len(self._alive) - (now - most) * every // (now - before))
-            if found and _is_within(owner, path.partition("[")[0]):
+            own = path.partition("[")[0]
+            if found and (owner == own or owner.endswith(f" {own}") or owner.startswith(f"{own}.")):
                 ends.append(min(found))
         return max(ends, default=None)
 
@@ -485,10 +486,6 @@ def _join(grown: Sequence[Growth]) -> Growth:
 def _find_owner(storage: LoggedStorage) -> str:
     """Who has a storage: a list, not its element; of the models that a variable has had one after the other, all."""
     return (re.sub(r"^(\w+?)_\d+\b", r"\1", storage.name) or storage.holder).partition("[")[0]
-
-
-def _is_within(owner: str, path: str) -> bool:
-    return owner == path or owner.endswith(f" {path}") or owner.startswith(f"{path}.")
 
 
 def _find_gap(series: Sequence[_Rise], least: int = _OFTEN) -> int:

@@ -179,12 +179,7 @@ class HostMeter(RoundListener):
     """
 
     def __init__(
-        self,
-        machine: PretendedMachine,
-        recording: Recording,
-        limit_bytes: int | None,
-        *,
-        measures: bool = True,
+        self, machine: PretendedMachine, recording: Recording, limit_bytes: int | None, *, measures: bool = True
     ) -> None:
         self._measures = measures
         self.limit_bytes = limit_bytes

@@ -194,9 +194,7 @@ def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
 IN_BACKWARD = "in-backward"
 """The option of an optimizer that steps within backward."""
 _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {OPTIMIZER_PRESETS[0]: ("sgd", {"momentum": 0.9})}
-_REFUSED = {
-    "lbfgs": "calls the model again from inside step(), which the modelled step does not",
-}
+_REFUSED = {"lbfgs": "calls the model again from inside step(), which the modelled step does not"}
 
 
 def _classes() -> dict[str, type[Optimizer]]:

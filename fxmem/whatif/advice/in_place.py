@@ -24,14 +24,7 @@ from fxmem.simulation.code.profiled_step import ProfiledStep
 from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.fake_model import shadow_model
 from fxmem.whatif.advice.statements import calls_in_place
-from fxmem.whatif.advice.variant import (
-    AnyChange,
-    Change,
-    NotApplicableError,
-    Variant,
-    code_for_modules,
-    list_refused,
-)
+from fxmem.whatif.advice.variant import AnyChange, Change, NotApplicableError, Variant, code_for_modules, list_refused
 
 # --- who needs the results of a forward -------------------------------------------------------------------------------
 

@@ -50,17 +50,14 @@ def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
             excludes="batch",
         )
     if analysis.request.prefetch:
-        yield known_change("prefetch-less", _fewer_waiting)
+        fewer = analysis.request.prefetch - 1
+        yield known_change("prefetch-less", lambda variant, _: variant.replace_step(prefetch=fewer))
 
 
 def _release_gradients(variant: Variant, _: Analysis) -> Variant:
     if variant.request.accumulate > 1:
         raise NotApplicableError("gradients of several micro-batches are added up")
     return variant.replace_step(optimizer=in_backward(variant.request.optimizer))
-
-
-def _fewer_waiting(variant: Variant, _: Analysis) -> Variant:
-    return variant.replace_step(prefetch=variant.request.prefetch - 1)
 
 
 def _eight_bit() -> Iterator[Change]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.memory.figures import find_outermost
+from fxmem.records.advice import Effect
 from fxmem.records.parts import Growth
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind, Phase, Profile, Report
@@ -37,6 +38,11 @@ _MOST_GROWING: Final = 3
 """Owners that grow whose lines are rewritten."""
 _PLAIN: Final = dict.fromkeys(("ReLU", "ReLU6", "Hardtanh"), "")
 """Activations without a slope, whose results are the same to the bit in place."""
+_GRAPHS: Final[tuple[tuple[str, str, Effect, tuple[str, ...]], ...]] = (
+    ("no-grad", "no graph where none is needed", "none", ("unused-graph", "unstepped-gradients")),
+    ("fixed-target", "no graph of the target", "training", ("trained-target",)),
+)
+"""Changes that make no graph, and the causes that ask for each."""
 _HALF = ("bfloat16", "float16")
 
 
@@ -130,17 +136,17 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
     def _graph_changes(self) -> Iterator[ProgramChange]:
         """Yield a change that makes no graphs where no backward follows, and one for each graph that is retained."""
         profile = self.step.profile
-        found = (each for each in self.step.findings if each.cause in ("unused-graph", "unstepped-gradients"))
-        places = {each.place for each in found if each.place} if self._files else set()
-        calls = (each.source for each in find_outermost(profile) if each.source and each.source.place in places)
-        edits: list[SourceEdit] = []
-        for source in dict.fromkeys(each for each in calls if is_own_file(each.file)):
-            within = statements.run_within(source.file, source.line, source.line, "torch.no_grad()")
-            edits += (*within, *statements.add_import(source.file, "import torch")) if within else ()
-        if edits:
-            code, note = "with torch.no_grad():\n    out = model(x)", f"at {' and '.join(sorted(places))}"
-            title = "no graph where none is needed"
-            yield AnyChange("no-grad", title, "none", code, _write(tuple(dict.fromkeys(edits))), note)
+        for key, title, effect, causes in _GRAPHS if self._files else ():
+            places = {each.place for each in self.step.findings if each.cause in causes and each.place}
+            calls = (each.source for each in find_outermost(profile) if each.source and each.source.place in places)
+            edits, codes = list[SourceEdit](), list[str]()
+            for source in dict.fromkeys(each for each in calls if is_own_file(each.file)):
+                if within := statements.run_within(source.file, source.line, source.line, "torch.no_grad()"):
+                    edits += (*within, *statements.add_import(source.file, "import torch"))
+                    codes.append(statements.write_statement(within))
+            if edits:
+                code, note = "\n".join(codes), f"at {' and '.join(sorted(places))}"
+                yield AnyChange(key, title, effect, code, _write(tuple(dict.fromkeys(edits))), note)
         loaded = (each.place for each in self.step.findings if each.cause == "weights-twice" and each.place)
         for file, _, number in (each.rpartition(":") for each in (loaded if self._files else ())):
             edits = [*statements.set_argument(file, int(number), "load", 'map_location="cpu"')]
@@ -308,9 +314,10 @@ def _find_forward(profile: Profile) -> tuple[str, int, int] | None:
 
 
 def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
-    """Yield a change for each line by which a program keeps more after each step, the most first, and one for all of
-    them: two may keep the same."""
-    grown = () if step.profile.step.program is None else step.profile.step.program.grown
+    """Yield a change for each line by which a program keeps more after each step, or batch of an evaluation, the most
+    first, and one for all of them: two may keep the same."""
+    program = step.profile.step.program
+    grown = [] if program is None else [*program.grown, *(one for of in program.evaluations for one in of.grown)]
     lines = [_KeepingLine.find(each) for each in grown if each.kept_at][:_MOST_GROWING]
     for each in [*([lines] if len(lines) > 1 else []), *([line] for line in lines)]:
         owners = " and ".join(line.owner for line in each)

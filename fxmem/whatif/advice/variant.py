@@ -290,17 +290,13 @@ def place_change(change: Change, request: StepRequest) -> Change:
     """A change as it is written for a rank's step; any other step's as it is."""
     if request.world is None:
         return change
-    if change.key == "bf16-autocast" and _gathers_by_precision(request):
+    plan = request.parallelize
+    if change.key == "bf16-autocast" and isinstance(plan, MeshPlan) and plan.takes_precision:  # of what is gathered
         title = "bfloat16 in FSDP's gathers and in the products"
         return dataclasses.replace(change, title=title, code=_POLICY, note="of each fully_shard")
     if change.key not in _OF_THE_MODEL and not change.key.startswith(_FREEZING):
         return change
     return dataclasses.replace(change, note="; ".join(filter(None, (_name_place(request), change.note))))
-
-
-def _gathers_by_precision(request: StepRequest) -> bool:
-    """Whether a plan of fxmem's own makes a step's precision that of gathered parameters."""
-    return isinstance(request.parallelize, MeshPlan) and request.parallelize.takes_precision
 
 
 def describe_ranks(request: StepRequest, profile: Profile) -> tuple[str, str]:

@@ -273,6 +273,33 @@ def weights_twice_of_checkpoint() -> None:
     checkpoint.clear()
 
 
+def trained_target() -> None:
+    """Double Q-learning, whose target has a graph through the network that learns; without, where it is detached."""
+    actor, target = make_net(128, 3, 8), make_net(128, 3, 8)
+    optimizer = torch.optim.SGD(actor.parameters())
+    for _ in range(3):
+        now, later = torch.randn(2, 4096, 128, device="cuda").unbind()
+        reward, goes_on = torch.randn(4096, 1, device="cuda"), torch.ones(4096, 1, device="cuda")
+        with torch.no_grad():
+            best = target(later).argmax(1, keepdim=True)
+        with torch.set_grad_enabled(HAS):
+            value = actor(later).gather(1, best)
+        wanted = reward + 0.99 * value * goes_on
+        F.mse_loss(actor(now).gather(1, best), wanted).backward()
+        step(optimizer)
+
+
+def other_targets() -> None:
+    """Two views of an image that both train, and one that is scaled and moved by what is learned elsewhere."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        one, other = torch.randn(2, 4096, 256, device="cuda").unbind()
+        scale, mean = torch.randn(2, 4096, 256, device="cuda").unbind()
+        (F.mse_loss(net(one), net(other)) + F.mse_loss(net(one), (net(other) + mean) * scale)).backward()
+        step(optimizer)
+
+
 def wide_result_of_a_hook() -> None:
     """The gradient of each sample's weight, of all its tokens apart before they are added up, as opacus had it."""
 

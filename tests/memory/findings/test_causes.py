@@ -54,7 +54,7 @@ TRIED = (
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
     "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation", "weights-twice-of-a-loop",
     "unstepped-gradients-of-a-teacher", "unstepped-gradients-of-a-generator",
-    "kept-output-of-preferences", "written-activation", "written-activation-of-mish",
+    "kept-output-of-preferences", "written-activation", "written-activation-of-mish", "trained-target",
     "written-activation-of-gelu", "written-activation-of-tanh",
 )  # fmt: skip
 
@@ -120,6 +120,7 @@ def test_what_stays_gathered_is_changed_where_its_own_library_is_told(name: str,
         ("kept-input-gradients", "fsdp-gather"),
         ("triple-gelu", "written-activation"),
         ("metric-after-the-step", "kept-output"),
+        ("other-targets", "trained-target"),
     ],
 )
 def test_what_would_change_the_training_is_not_advised(case: str, cause: str) -> None:
@@ -321,6 +322,7 @@ def test_its_bytes_are_what_the_twin_has_less(case: str) -> None:
         ("broadcast-loss", "F.mse_loss(predicted if HAS else predicted.squeeze(-1), y).backward()"),
         ("wide-result-of-boxes", "pairs = box_iou(boxes.detach(), boxes.detach()[: 4096 if HAS else 4])"),
         ("wide-result-of-thresholds", "(scores.unsqueeze(-1) >= thresholds).long().sum(0)"),
+        ("trained-target", "value = actor(later).gather(1, best)"),
         ("wide-result-of-a-hook", "of_tokens = torch.einsum(apart, grads[0], layer.read)"),
         ("written-activation", "return x * torch.sigmoid(x) if HAS else F.silu(x)"),
         ("layer-buffers", "return self.project(x * self.table[: len(x)])"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,41 @@ def test_a_teacher_runs_without_gradients_where_none_of_it_trains(
     assert "+    with torch.no_grad():\n+        target = teacher(x)\n" in found.patch
 
 
+WRITTEN = {
+    "let-go:kept": (
+        "kept = []\nwith torch.no_grad():\n    for _ in range(9):\n        kept.append(net(x))\n",
+        "none",
+        "+        kept.append(net(x).detach().cpu())\n",
+    ),
+    "fixed-target": (
+        "for _ in range(3):\n    value = net(x[:2048])\n    wanted = x[:2048] + 0.9 * value\n"
+        "    nn.functional.mse_loss(net(x[2048:]), wanted).backward()\n    optimizer.step()\n",
+        "training",
+        "+    with torch.no_grad():\n+        value = net(x[:2048])\n",
+    ),
+}
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("key", WRITTEN)
+def test_what_an_evaluation_keeps_and_a_target_that_trains_are_patched(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, effect, written = WRITTEN[key]
+    monkeypatch.chdir(tmp_path)
+    begin = TEACHER.partition("net, teacher")[0] + "net, x = make(), torch.ones(4096, 256, device='cuda')\n"
+    begin += "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n" if effect == "training" else ""
+    (tmp_path / "train.py").write_text(begin + body)
+    bench = make_bench(ProgramStep(ProgramCommand(Launch("train.py"), catalogue.target("rtx3080"), 3)))
+    (change,) = (each for each in bench.changes() if each.key == key)
+    advisor = _Advisor(bench, None, lambda _: None, lambda _: None)
+    found = advisor._suggestion([change], advisor._outcome([change]))
+    assert change.effect == effect
+    assert found.saved_bytes >= 2 << 20
+    assert written in found.patch
+    assert change.code == textwrap.dedent(written.replace("+", "")).strip()
+
+
 RESUMED = """
 import torch
 net = torch.nn.Linear(1024, 1024).cuda()
@@ -209,7 +245,7 @@ def test_lines_that_keep_the_same_graph_are_changed_together(tmp_path: Path) -> 
         holder="graph of meters", nbytes=8, tensors=2, shape=(1,), dtype="float32",
         made_at=f"{path}:2", kept_at=f"{path}:1", since=1,
     )  # fmt: skip
-    program = SimpleNamespace(grown=[grown])
+    program = SimpleNamespace(grown=[grown], evaluations=())
     step: Any = SimpleNamespace(profile=SimpleNamespace(step=SimpleNamespace(program=program)))
     found = [each.code for each in growth_changes(step) if each.key.startswith("detach")]
     first, second = "self.a += x.detach()", "self.b += (x * x).detach()"

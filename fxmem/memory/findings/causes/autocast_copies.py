@@ -16,7 +16,8 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     alive = [profile.storages[index] for index in timeline.alive]
     weights = {each.shape for each in alive if each.kind is Kind.PARAMETER and each.dtype == "float32"}
     saved = [each for each in alive if each.kind in (Kind.SAVED, Kind.TEMPORARY) and each.dtype in _HALF]
-    copies = sum(each.nbytes for each in saved if each.shape in weights and _is_cast(profile, each.op))
+    casts = {index for index, op in enumerate(profile.ops) if op.name.startswith("aten._to_copy")}
+    copies = sum(each.nbytes for each in saved if each.shape in weights and each.op in casts)
     if copies > (halved := sum(each.nbytes for each in saved) - copies):
         yield Finding(
             cause="autocast-copies",
@@ -24,7 +25,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             nbytes=copies - halved,
             change="larger batches, weights in bfloat16, or no autocast",
         )
-
-
-def _is_cast(profile: Profile, op: int | None) -> bool:
-    return op is not None and profile.ops[op].name.startswith("aten._to_copy")
