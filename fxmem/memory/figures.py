@@ -129,7 +129,8 @@ class Holding:
     def label(self) -> str:
         """The owner and how many tensors it has; of no owner, their kind. Untrusted text."""
         name = self.owner or to_words(self.kind)
-        return f"{name}, {self.tensors} tensors" if self.tensors > 1 and self.kind is not Kind.WORKSPACE else name
+        is_told = self.tensors < 2 or self.kind is Kind.WORKSPACE or name == f"{self.tensors} others"
+        return name if is_told else f"{name}, {self.tensors} tensors"
 
     @property
     def note(self) -> str:

@@ -93,7 +93,8 @@ def header_facts(about: Headed) -> Facts:
     step, target = about.step, about.target
     settings: list[Part] = [("", step.mode)]
     if step.mode == "train":
-        settings += [("loss", step.loss or "none"), ("optimizer", step.optimizer or "none")]
+        none = "none" if step.program is None else "none that stepped"
+        settings += [("loss", step.loss or "none"), ("optimizer", step.optimizer or none)]
         settings += [("", f"last of {step.accumulate} micro-batches")] if step.accumulate > 1 else []
         settings += [("", "zero_grad before backward")] if step.zero_grad == "before-backward" else []
         settings += [("", "set_to_none=False")] if not step.set_to_none else []

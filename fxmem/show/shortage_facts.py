@@ -31,12 +31,13 @@ _OWN_CARD: Final = (
 )
 
 
-def describe_change(message: OutOfMemoryMessage) -> str:
-    """What to do."""
+def describe_change(message: OutOfMemoryMessage, *, is_tried: bool = False) -> str:
+    """What to do; what tries it is left out where that was done."""
     if message.is_setup and message.cause in {"size", "unknown"}:
         alone = "see who has the card (nvidia-smi); if it is this program alone: "
         return alone * (message.cause == "unknown") + _SET_UP
-    return find_format(message.source).change or find_words(message.cause).change
+    words = find_format(message.source).change or find_words(message.cause).change
+    return words.partition("; `fxmem explain ")[0] if is_tried else words
 
 
 def describe_cause(message: OutOfMemoryMessage) -> str:
@@ -99,7 +100,7 @@ def _describe_size(message: OutOfMemoryMessage, allocated: str) -> str:
     return f": {allocated} are allocated, and {format_bytes(packed if packed is not None else missing)} are missing"
 
 
-def shortage_facts(message: OutOfMemoryMessage) -> Facts:
+def shortage_facts(message: OutOfMemoryMessage, *, is_tried: bool = False) -> Facts:
     """What a person wants to know first."""
     where = [f"at {message.place}"] if message.place else []
     where += [f"on {'NPU' if message.api == 'NPU' else 'GPU'} {message.device}"] if message.device is not None else []
@@ -115,10 +116,13 @@ def shortage_facts(message: OutOfMemoryMessage) -> Facts:
         packs = "" if packed is None else f"; {rest} if all that is cached were used"
         facts.append(Fact("Missing", f"{format_bytes(message.missing_bytes)} more than was free{packs}", "missing"))
     of_job = message.cause == "other-process" and message.others and all(each.is_rank for each in message.others)
-    return make_printable([*facts, *([] if of_job else [Fact("To do", describe_change(message), "change")])])
+    change = Fact("To do", describe_change(message, is_tried=is_tried), "change")
+    return make_printable([*facts, *([] if of_job else [change])])
 
 
-def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) -> Iterator[Section]:
+def shortage_sections(
+    messages: Sequence[OutOfMemoryMessage], width: int = 100, *, is_tried: bool = False
+) -> Iterator[Section]:
     """The first message in full, and a line for each where there are several; in text of this width."""
     first = messages[0]
     notes = []
@@ -134,7 +138,8 @@ def shortage_sections(messages: Sequence[OutOfMemoryMessage], width: int = 100) 
         notes = [Fact("Messages", f"{len(messages)}{of}, {same}; this is the first, in line {first.line}")]
         notes += [Fact("", _describe_others(each)) for each in beside[:_MOST_SAID]]
     crowded = [_describe_ranks(each) for each in messages if any(other.is_rank for other in each.others)]
-    yield Section(facts=[*notes, *shortage_facts(first), *(Fact("Ranks", words) for words in crowded[:1])])
+    notes += [*shortage_facts(first, is_tried=is_tried), *(Fact("Ranks", words) for words in crowded[:1])]
+    yield Section(facts=notes)
     parts = list(card_parts(first))
     if parts:
         heads = [TableColumn("Of the card", is_head=True, width=15), *numbers("Bytes", "Share")]

@@ -144,6 +144,9 @@ def test_a_program_is_reproduced_and_a_change_that_fits_is_found(
     outside = 5.81 * 2**30 - 100.75 * 2**20 - 5.1 * 2**30 - 120 * 2**20
     assert found["room_bytes"] == pytest.approx(5.81 * 2**30 - outside, abs=4)
     assert "Predicted runs out at train.py:9, the line of the message" in said
+    assert "fxmem explain" not in said  # it was given
+    assert main(["explain", "oom.txt"]) == 0
+    assert "fxmem explain FILE --run train.py" in " ".join(capsys.readouterr().out.split())
     together = found["advice"]["together"]
     assert together["peak"]["allocated_bytes"] <= found["room_bytes"]
     assert f"Fits with {together['title']}" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -168,6 +169,13 @@ class Tool(NamedTuple):
     leaves_out: tuple[str, ...] = ()
     """Fields of the answer that are lists of every node or operator; its file has them."""
 
+    def say(self, text: str) -> str:
+        """What a command said with the names of this tool's arguments for its options, but for commands to type."""
+        names = {_find_option(field).partition("=")[0]: field for field in self.request.model_fields}
+        names["--run"] = "program"
+        commands_or_options = r"fxmem [a-z]+(?:-[a-z]+)* [^`\n;,]*|--[a-z]+(?:-[a-z]+)*\b"
+        return re.sub(commands_or_options, lambda found: names.get(found[0], found[0]), text)
+
     def words(self, asked: Record, folder: Path) -> Iterator[str]:
         """The command line, without where its answer goes; the folder is that of the user's files.
 
@@ -188,7 +196,7 @@ class Tool(NamedTuple):
             yield from self.verb
         yield from (named[each] for each in ("model", "before", "after") if each in named)
         for name, value in named.items():
-            option = _OPTIONS.get(name, f"--{name}")
+            option = _find_option(name)
             if isinstance(value, bool):
                 yield option
             elif option:
@@ -202,6 +210,12 @@ _OPTIONS: Final = {
     "until_steady": "--until=steady",
 }
 """What a field is called on the command line, where that is not its own name; empty for no option."""
+
+
+def _find_option(field: str) -> str:
+    return _OPTIONS.get(field, f"--{field}")
+
+
 TOOLS: Final[Mapping[str, Tool]] = {
     "predict": Tool(Predict, ("analyze",), ("nodes", "ops", "storages", "modules", "calls", "phases", "restored",
                                             "recomputed", "recomputed_ops")),

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from fxmem import __version__
 from fxmem.cli.tools.requests import TOOLS, Compare, ExplainError, Predict, program_words
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, closest
 from fxmem.memory.budget import parse_bytes
 from fxmem.memory.report_reader import load_report
 from fxmem.records import schemas
@@ -99,6 +99,10 @@ class ToolServer:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
+            if first["type"] == "extra_forbidden":
+                names = tool.request.model_fields
+                near = closest(where, names)
+                raise UsageError(f"{name} has no argument {where!r}{near}; it takes {', '.join(names)}") from None
             raise UsageError(f"expected arguments as in the schema of {name}; {where}: {first['msg']}") from None
         if isinstance(asked, Compare):
             asked = Compare(before=self._find(asked.before), after=self._find(asked.after))
@@ -111,6 +115,7 @@ class ToolServer:
         text = asked.text if isinstance(asked, ExplainError) else ""
         budget = parse_bytes(asked.budget) if isinstance(asked, Predict) and asked.budget else None
         code, said, shown = await self._run(words, text, progress)
+        said, shown = tool.say(said), tool.say(shown)
         if not answer.exists():
             return _refusal(code, said)
         found = json.loads(answer.read_text(encoding="utf-8"))
@@ -119,9 +124,9 @@ class ToolServer:
         if isinstance(asked, Predict):
             report = load_report(answer)
             fit = find_fit(report, report.peak, budget)
-            meaning, code = fit.verdict, fit.exit_code
+            meaning, code = tool.say(fit.verdict), fit.exit_code
         elif isinstance(asked, ExplainError):
-            meaning = summarize(Explanation.model_validate(found))
+            meaning = tool.say(summarize(Explanation.model_validate(found)))
         left_out = {key: len(found.pop(key)) for key in tool.leaves_out if found.get(key)}
         result = _shorten(found, "", left_out) | ({"report": answer.stem} if isinstance(asked, Predict) else {})
         head, *rest = shown.strip().split("\n\n")

@@ -29,11 +29,11 @@ def find_written_out(profile: Profile, *, is_wanted: bool = True) -> dict[int, t
     readers = list_readers(profile)
     found: dict[int, tuple[int, ...]] = {}
     for index, node in enumerate(profile.nodes):
-        if is_softmax(node):
+        if is_softmax(node) and node.outputs:  # else it ran out of memory
             found |= dict.fromkeys(_follow(profile, index, readers, is_wanted), node.outputs[0].shape[-2:])
     steps = defaultdict[int, list[str]](list)
     for op in profile.ops:
-        if op.phase is Phase.FORWARD and is_layer(profile.nodes[op.node]):
+        if op.phase is Phase.FORWARD and (of := profile.nodes[op.node]).outputs and is_layer(of):
             steps[op.node].append(op.name.split(".")[1].lstrip("_"))
     for index, names in steps.items():
         at = names.index("softmax") if "softmax" in names else 0

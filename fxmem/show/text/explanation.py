@@ -35,7 +35,7 @@ def summarize(explanation: Explanation) -> str:
 def _sections(explanation: Explanation, width: int = 100) -> Iterator[Section]:
     """The message or the snapshot; tables in text of this width."""
     if explanation.shortages:
-        yield from shortage_sections(explanation.shortages, width)
+        yield from shortage_sections(explanation.shortages, width, is_tried=explanation.reproduction is not None)
     if explanation.snapshot is not None:
         yield from snapshot_sections(explanation.snapshot, width)
     if explanation.reproduction is not None:

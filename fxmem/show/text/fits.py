@@ -182,9 +182,9 @@ def _answer_meshes(fits: Fits) -> Iterator[Fact]:
 def _answer_grid(fits: Fits) -> Iterator[Fact]:
     fitting, whole = fits.fitting, sum(each.is_analysed for each in fits.points)
     yield Fact("Points", f"{len(fitting)} of {len(fits.points)} fit")
-    kept = f", {fits.kept} points kept" if fits.kept else ""
+    kept = f" now, {fits.kept} points kept" if fits.kept else ""
     by_forms = f"; {whole} points themselves, the others by forms of sizes" if whole < len(fits.points) else ""
-    yield Fact("Analysed", f"{fits.analyses} steps now{kept}{by_forms}")
+    yield Fact("Analysed", f"{fits.analyses} steps{kept}{by_forms}")
     if timed := [each for each in fitting if each.item_seconds is not None]:
         best = min(timed, key=lambda each: each.item_seconds or 0.0)
         rate = _per_second(best.per_second)

@@ -249,6 +249,19 @@ def test_each_argument_is_the_option_of_its_name(tool: str, fields: dict[str, An
     assert [*TOOLS[tool].words(asked, folder)] == [verb, "hf:A", *words.split()]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("expected --input 8x64, or --batch-size 8", "expected inputs 8x64, or --batch-size 8"),
+        ("--until=steady, --set n=2 or --budget", "until_steady=steady, settings n=2 or budget"),
+        ("`fxmem advise --budget 8GiB`; or --budget 8GiB", "`fxmem advise --budget 8GiB`; or budget 8GiB"),
+        ("add --run train.py; train.py takes --budget_s", "add program train.py; train.py takes --budget_s"),
+    ],
+)
+def test_options_are_said_by_the_names_of_arguments(text: str, said: str) -> None:
+    assert TOOLS["predict"].say(text) == said
+
+
 def test_what_does_not_apply_to_a_program_is_not_dropped(folder: Path) -> None:
     asked = Predict(program=("train.py",), optimizer="sgd")
     assert "--optimizer=sgd" in TOOLS["predict"].words(asked, folder)  # which `run` refuses by its name
@@ -331,7 +344,12 @@ def test_an_agent_does_ten_tasks(folder: Path) -> None:
             assert "closest: train.py" in (await agent.ask("predict", program=["tran.py"]))["said"]
             assert "rtx3080" in (await agent.ask("predict", program=["train.py", "1"], target="rtx308"))["said"]
             assert "for which this server" in (await agent.ask("predict", program=["../outside.py"]))["said"]
-            assert "schema of predict" in (await agent.ask("predict", bugdet="3GiB"))["said"]
+            said = (await agent.ask("predict", bugdet="3GiB"))["said"]
+            assert said.startswith("predict has no argument 'bugdet'; closest: budget; it takes program, model, inputs")
+            assert "schema of predict; batch: Input" in (await agent.ask("predict", batch="many"))["said"]
+            said = (await agent.ask("predict", model="model.py:build", target="rtx3080"))["said"]
+            assert "--input" not in said
+            assert "inputs" in said
             assert agent.progress
 
     anyio.run(work)

@@ -363,6 +363,18 @@ def test_a_sequence_is_asked_for_nothing_of_its_own() -> None:
     assert "masks" in {each.label for each in holdings_at_peak(recorded.profile, recorded.timeline)}
 
 
+@pytest.mark.parametrize(("rows", "label"), [(1, "2 others"), (2, "2 others, 3 tensors")])
+def test_small_owners_of_a_kind_are_counted_once(rows: int, label: str) -> None:
+    with fxmem.record("h100") as recorded:
+        layer, one = nn.Linear(1024, 1024).cuda(), torch.zeros(8, device="cuda")
+        two = [torch.zeros(8, device="cuda") for _ in range(rows)]
+        for _ in range(2):
+            layer(torch.zeros(8, 1024, device="cuda")).sum().backward()
+            torch.optim.SGD(layer.parameters()).step()
+    assert label in {each.label for each in holdings_at_peak(recorded.profile, recorded.timeline)}
+    del one, two
+
+
 class Scaling(torch.autograd.Function):
     """A product whose backward is the program's own, and runs a module again."""
 

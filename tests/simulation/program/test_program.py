@@ -720,6 +720,29 @@ def test_out_of_memory_is_raised_where_the_card_would_raise_it() -> None:
     assert recorded.peak.fits is False
 
 
+def test_what_a_layer_made_until_the_memory_ran_out_is_its_own() -> None:
+    """Beside a program that catches the error, and runs the layer on less."""
+    with fxmem.record("8GB") as recorded:
+        layer = nn.MultiheadAttention(512, 8, batch_first=True).cuda()
+        optimizer = torch.optim.AdamW(layer.parameters())
+        for rows in (1 << 14, 256):
+            x = torch.randn(8, rows, 512, device="cuda")
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                out, _ = layer(x, x, x)
+        out.sum().backward()
+    name = "multiheadattention"
+    nodes, peak = recorded.profile.nodes, recorded.peak
+    assert peak.op is not None
+    assert nodes[recorded.profile.ops[peak.op].node].target == name
+    refused, ran = (index for index, each in enumerate(nodes) if each.target == name)
+    assert (nodes[refused].outputs, len(nodes[ran].outputs)) == ((), 2)
+    products = [each.node for each in recorded.profile.ops if each.name == "aten.bmm.default"]
+    assert products.count(refused) < products.count(ran)
+    table = recorded.table()
+    assert "optimizer: none that stepped" in table
+    del optimizer
+
+
 def test_a_program_that_ends_for_want_of_memory_has_a_record() -> None:
     def fill() -> None:
         kept = []

@@ -287,6 +287,11 @@ class ProgramTracer(torch.fx.Tracer):
             index = self.writer.call(op, target, lifted or self.writer.lift(args, kwargs), result, source)
             if own is not None and own not in self._lines:
                 self.nodes[index].meta[CALLED_FROM] = own
+        except Exception:
+            if self._observer.op_count() > first_op:  # what ran until then is its own, as where it runs out of memory
+                lifted, source = lifted or self.writer.lift(args, kwargs), calling_lines()[0]
+                self._observer.on_result(self.writer.call(op, target, lifted, None, source), first_op, None)
+            raise
         finally:
             self._inside -= 1
         self._observer.on_result(index, first_op, result)

@@ -100,7 +100,7 @@ class NodeLedger(Observer):
             for index in range(first_op, len(log.ops)):
                 log.ops[index].node = node
             for storage in reversed(log.storages):
-                if storage.birth < log.ops[first_op].begin:
+                if storage.birth < log.ops[first_op].begin and storage.death != 0:  # what was refused never was
                     break
                 storage.node = node
             moved = self.saved.pop(announced, None)
