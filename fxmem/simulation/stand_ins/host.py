@@ -275,10 +275,12 @@ def types_are_torchs() -> Iterator[None]:
             changed.append(vars(module))
         original(loader, module)
 
-    with torch_common.wrap(importlib.machinery.SourceFileLoader, "exec_module", load):
-        yield
-    for each in changed:
-        each.pop("type", None)
+    try:
+        with torch_common.wrap(importlib.machinery.SourceFileLoader, "exec_module", load):
+            yield
+    finally:
+        for each in changed:
+            each.pop("type", None)
 
 
 def trace_patches(notes: MadeUpNotes) -> torch_common.Patches:
