@@ -11,6 +11,7 @@ releases is in `fxmem/simulation/engines/releases.toml`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -241,17 +242,16 @@ class _Start:
     def size(self, lengths: Sequence[int]) -> ServeSize:
         """What is left, and what a change of each setting would leave."""
         found, run = self._measure(lengths)
-        changes = []
+        changes = dict[str, ServeChange]()
         for text, other in self._changes():
-            try:
-                changed, _ = other._measure(lengths)
-            except UsageError:
-                continue
-            change = ServeChange(option=text, low_tokens=changed.low_tokens, high_tokens=changed.high_tokens)
-            if change.low_tokens > found.low_tokens:
-                changes.append(change)
-        changes.sort(key=lambda each: -each.low_tokens)
-        return found.model_copy(update={"changes": tuple(changes), "assumptions": (*self._assumptions(run.profile),)})
+            if (name := text.partition(" ")[0]) not in changes:
+                with contextlib.suppress(UsageError):
+                    other_size, _ = other._measure(lengths)
+                    low, high = other_size.low_tokens, other_size.high_tokens
+                    if low > found.low_tokens:
+                        changes[name] = ServeChange(option=text, low_tokens=low, high_tokens=high)
+        best = sorted(changes.values(), key=lambda each: -each.low_tokens)
+        return found.model_copy(update={"changes": (*best,), "assumptions": (*self._assumptions(run.profile),)})
 
     def _changes(self) -> Iterator[tuple[str, _Start]]:
         heads = self.model.config.get_text_config(decoder=True).num_attention_heads
@@ -264,8 +264,9 @@ class _Start:
             yield "--max-num-seqs 256", replace(self, max_seqs=256)
         if self.engine.counts_graphs and not self.eager:
             yield "--enforce-eager", replace(self, eager=True)
-        if self.stages == 1 and heads % (2 * self.tensor) == 0:
-            yield f"{tensor} {2 * self.tensor}", replace(self, tensor=2 * self.tensor)
+        for size in (2 * self.tensor, 4 * self.tensor, 8 * self.tensor):
+            if self.stages == 1 and heads % size == 0:
+                yield f"{tensor} {size}", replace(self, tensor=size)
 
     def _measure(self, lengths: Sequence[int]) -> tuple[ServeSize, Analysis]:
         """The card with the least room decides."""

@@ -18,6 +18,7 @@ from benchmarks.published.serving import FOLDER, predict, read
 from fxmem.__main__ import main
 from fxmem.cli.specs import build_model
 from fxmem.errors import UsageError
+from fxmem.hardware import catalogue
 from fxmem.hardware.releases import find_release
 from fxmem.records.fits import ServeSize
 from fxmem.simulation.engines.layers import split_stages
@@ -229,3 +230,15 @@ def test_layers_of_gpt2_are_split_too():
     module = build_model("hf:openai-community/gpt2", {}, mode="infer", weights_dtype=None).module
     whole, half = (fxmem.kv_cache(module, engine="vllm@0.19", mesh=mesh) for mesh in ("", "tp=2"))
     assert half.weights_bytes < 0.51 * whole.weights_bytes
+
+
+def test_where_nothing_is_left_the_least_cards_are_said():
+    card = catalogue.target("l4").model_copy(update={"memory_bytes": 1 << 20})
+    start = fxmem.kv_cache(llama, engine="sglang", target=card, utilization=0.6)
+    assert start.high_tokens == 0
+    module = build_model("hf:Qwen/Qwen2.5-72B-Instruct", {}, mode="infer", weights_dtype=None).module
+    found = fxmem.kv_cache(module, engine="vllm@0.19", target="h100")
+    assert found.high_tokens == 0
+    assert found.kv_high_bytes < 0
+    assert [each.option for each in found.changes] == ["--tensor-parallel-size 4"]  # over two nothing is left
+    assert found.changes[0].low_tokens > 300_000
