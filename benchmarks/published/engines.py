@@ -16,6 +16,8 @@ import fxmem
 from benchmarks import RESULTS
 from benchmarks.published.serving import FOLDER, GIB, build
 from fxmem.hardware import catalogue
+from fxmem.simulation.engines.releases import find_engine
+from fxmem.simulation.stand_ins import vllm
 
 NAMES = ("weights", "kv", "freed", "asleep")
 
@@ -26,6 +28,7 @@ def predict(case: dict[str, Any]) -> dict[str, float]:
     settings = {name: case[name] for name in ("max_batched_tokens", "max_seqs", "max_model_len")}
     settings["max_num_batched_tokens"] = settings.pop("max_batched_tokens")
     settings["max_num_seqs"] = settings.pop("max_seqs")
+    vllm._ENGINE = find_engine(case["engine"])
     config = build({**case, "settings": {}}).module.config
     with tempfile.TemporaryDirectory() as folder, fxmem.record(card) as run:
         config.save_pretrained(folder)

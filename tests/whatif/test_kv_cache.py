@@ -1,5 +1,6 @@
 """What a serving engine has left for keys and values."""
 
+import importlib.metadata
 import json
 
 import pytest
@@ -22,7 +23,7 @@ from fxmem.hardware import catalogue
 from fxmem.hardware.releases import find_release
 from fxmem.records.fits import ServeSize
 from fxmem.simulation.engines.layers import split_stages
-from fxmem.simulation.engines.releases import read_engines
+from fxmem.simulation.engines.releases import find_engine, find_installed, find_newer, read_engines
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 5000, "max_position_embeddings": 512}
@@ -242,3 +243,13 @@ def test_where_nothing_is_left_the_least_cards_are_said():
     assert found.kv_high_bytes < 0
     assert [each.option for each in found.changes] == ["--tensor-parallel-size 4"]  # over two nothing is left
     assert found.changes[0].low_tokens > 300_000
+
+
+def test_the_release_that_is_installed(monkeypatch):
+    assert find_installed("vllm") == "vllm"
+    assert find_newer(find_engine("vllm")) == ""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"vllm": "0.19.1"}[name])
+    installed = find_engine(find_installed("vllm"))
+    assert (installed.release, installed.sampler, installed.utilization) == ("0.19.1", "triton", 0.9)
+    assert find_newer(installed) == ""
+    assert find_newer(find_engine("vllm@0.11")) == "0.19.1"

@@ -128,12 +128,17 @@ def find_engine(spec: str) -> Engine:
     return rules[-1].model_copy(update={"release": release})
 
 
+def find_installed(name: str) -> str:
+    """An engine with the release that is installed here, `vllm@0.19.1`; its name alone where none is."""
+    try:
+        return f"{name}@{importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return name
+
+
 def find_newer(engine: Engine) -> str:
     """The release that is installed here, where it is newer than the rules; empty where there is none."""
-    try:
-        installed = importlib.metadata.version(engine.name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    _, _, installed = find_installed(engine.name).partition("@")
     return installed if (_parse(installed) or ()) > (_parse(engine.release) or ()) else ""
 
 

@@ -5,6 +5,8 @@ and measures by `torch.cuda` what is left for keys and values. So it does here: 
 blocks are allocated on the pretended card, in its order. With `enable_sleep_mode` weights and blocks have pools of
 their own; asleep they have no memory.
 
+The rules are those of the release that is installed here, else of the newest that is known.
+
 Source: vllm 0.33.0, `v1/worker/gpu_worker.py` (`init_device`, `determine_available_memory`, `sleep`, `wake_up`,
 `compile_or_warm_up_model`), `v1/worker/utils.py` (`request_memory`), `device_allocator/cumem.py`, `utils/mem_utils.py`,
 `engine/arg_utils.py` (defaults), `entrypoints/llm.py`.
@@ -33,12 +35,12 @@ from fxmem.simulation.card.card_thread import Roots
 from fxmem.simulation.code.source_lines import program_place
 from fxmem.simulation.engines.cache_layout import CacheLayout, read_layout, rotary_bytes
 from fxmem.simulation.engines.profile_run import ProfileRun, ProfileSettings
-from fxmem.simulation.engines.releases import find_engine
+from fxmem.simulation.engines.releases import find_engine, find_installed
 from fxmem.simulation.kernels.packages import Package
 from fxmem.simulation.recording.recording import Recording
 
-_ENGINE: Final = find_engine("vllm")
-_RELEASE: Final = f"{_ENGINE.release}.0"
+_ENGINE = find_engine(find_installed("vllm"))
+_RELEASE: Final = _ENGINE.release if _ENGINE.release.count(".") > 1 else f"{_ENGINE.release}.0"
 _ALONE: Final[Mapping[str, Any]] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
