@@ -57,15 +57,15 @@ def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, 
     `fills`: known numbers that are all picked, as shapes are counted at their largest, are known.
     """
     if func in _PASSED_ON:
-        value = known_values.find_value(args[0])
-        if fills and value is not None and func is aten.index.Tensor and _picks_all_in_order(args[0], args[1], result):
+        picks_all = fills and func is aten.index.Tensor and _picks_all_in_order(args[0], args[1], result)
+        if picks_all and (value := known_values.find_value(args[0])) is not None:
             with torch_common.no_modes():
                 known_values.attach(result, value.clone())
-        found = _find(args[0])
-        if found is not None and found[0] is Meaning.RISING and func in _REORDERS:
-            found = Meaning.INDEX, found[1]
-        for each in torch_common.iterate_tensors(result):
-            if found is not None and not known_values.is_known(each):
+        unknown = [each for each in torch_common.iterate_tensors(result) if not known_values.is_known(each)]
+        if unknown and (found := _find(args[0])) is not None:
+            if found[0] is Meaning.RISING and func in _REORDERS:
+                found = Meaning.INDEX, found[1]
+            for each in unknown:
                 setattr(each, _MEANING, found)
     elif (compare := _COMPARISONS.get(func)) is not None:
         if args[0].numel() == 1 and not args[0].dtype.is_complex:
