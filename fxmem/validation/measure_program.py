@@ -136,16 +136,12 @@ class _RealRounds(RoundRule):
 
     @contextlib.contextmanager
     def _observe_calls(self) -> Iterator[None]:
-        handles = (
+        with (
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
-        )
-        try:
-            with torch_wrappers.run_compiled_as_eager(lambda: None):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            torch_wrappers.run_compiled_as_eager(lambda: None),
+        ):
+            yield
 
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
         if not self._depth:  # within a module's call a backward of its own may end, and begins no round

@@ -127,12 +127,8 @@ def _register_on_meta() -> Iterator[None]:
         moved[id(tensor)] = weakref.ref(tensor), new
         return new
 
-    hooks = register_module_parameter_registration_hook(move), register_module_buffer_registration_hook(move)
-    try:
+    with register_module_parameter_registration_hook(move), register_module_buffer_registration_hook(move):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _move_to_meta(module: torch.nn.Module) -> None:

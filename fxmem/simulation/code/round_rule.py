@@ -110,16 +110,12 @@ class RoundRule:
             original(optimizer, *args, **kwargs)
             self.optimizers.add(optimizer)
 
-        handles = (
+        with (
             register_optimizer_step_pre_hook(self._make_hook(self._step_begins)),
             register_optimizer_step_post_hook(self._make_hook(self._step_ends)),
-        )
-        try:
-            with torch_common.wrap(torch.optim.Optimizer, "__init__", init):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            torch_common.wrap(torch.optim.Optimizer, "__init__", init),
+        ):
+            yield
 
     def _make_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
         """The hook, which dynamo does not trace into."""
