@@ -400,10 +400,8 @@ class GenerationBench(Bench[Variant, Generation]):
             code = f'model.generate(..., cache_implementation="{cache}")'
             yield AnyChange(f"{cache}-cache", title, "none", code, partial(_use_cache, cache), excludes="cache")
         for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
-            code = f"model.to({dtype})"
-            yield AnyChange(
-                f"{name}-weights", f"{name} weights", "rounding", code, partial(_cast, dtype), excludes="weights"
-            )
+            code, title = f"model.to({dtype})", f"{name} weights"
+            yield AnyChange(f"{name}-weights", title, "rounding", code, partial(_cast, dtype), excludes="weights")
         for kind, given in (("int8", ""), ("int4", 'int4_packing_format="tile_packed_to_4d"')):
             config = f"{kind.capitalize()}WeightOnlyConfig"
             model = "model" if kind == "int8" else "model.to(torch.bfloat16)"

@@ -13,7 +13,7 @@ from fxmem.memory.figures import find_outermost
 from fxmem.records.advice import Effect
 from fxmem.records.parts import Growth
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Kind, Phase, Profile, Report
+from fxmem.records.profile import Kind, Phase, Profile, Report, SourceLine
 from fxmem.simulation.code.source_lines import is_own_file
 from fxmem.whatif.advice import pipelines, statements
 from fxmem.whatif.advice.changes import EXPANDABLE, expandable_segments
@@ -43,7 +43,7 @@ _GRAPHS: Final[tuple[tuple[str, str, Effect, tuple[str, ...]], ...]] = (
     ("fixed-target", "no graph of the target", "training", ("trained-target",)),
 )
 """Changes that make no graph, and the causes that ask for each."""
-_HALF = ("bfloat16", "float16")
+_HALF, _BF16 = ("bfloat16", "float16"), "torch.bfloat16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +108,10 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         bound = functools.partial(bound_saving, self.step, self.start.environ)
         yield _in_place_change(self.step, self._files, bound)
         if profile.step.mode == "train":
-            kind = profile.target.device
-            code = f'with torch.autocast("{kind}", dtype=torch.bfloat16):\n    loss = loss_fn(model(x))'
-            yield AnyChange("bf16-autocast", "bfloat16 autocast", "rounding", code, self._autocast)
+            span = _find_forward(profile) if self._files else None
+            edits = () if span is None else statements.run_within(*span, self._autocast)
+            code, make = f"with {self._autocast}:\n    loss = loss_fn(model(x))", self._halve(edits, {"autocast": True})
+            yield AnyChange("bf16-autocast", "bfloat16 autocast", "rounding", code, make)
             names = dict.fromkeys(profile.step.program.optimizers if profile.step.program else ())
             for form, title, argument in FORMS:
                 code = f"# give {' and '.join(names) or 'the optimizer'} this argument\n{argument}"
@@ -125,6 +126,7 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         else:
             for way, edits in pipelines.list_ways(self._files, profile):
                 yield AnyChange(way.key, way.title, way.effect, way.code, _write(edits), excludes=way.excludes)
+            yield from self._half_changes()
         yield from self._graph_changes()
         yield from growth_changes(self.step)
         if self._is_replayed:
@@ -138,33 +140,54 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         profile = self.step.profile
         for key, title, effect, causes in _GRAPHS if self._files else ():
             places = {each.place for each in self.step.findings if each.cause in causes and each.place}
-            calls = (each.source for each in find_outermost(profile) if each.source and each.source.place in places)
-            edits, codes = list[SourceEdit](), list[str]()
-            for source in dict.fromkeys(each for each in calls if is_own_file(each.file)):
-                if within := statements.run_within(source.file, source.line, source.line, "torch.no_grad()"):
-                    edits += (*within, *statements.add_import(source.file, "import torch"))
-                    codes.append(statements.write_statement(within))
-            if edits:
-                code, note = "\n".join(codes), f"at {' and '.join(sorted(places))}"
-                yield AnyChange(key, title, effect, code, _write(tuple(dict.fromkeys(edits))), note)
+            calls = [self._run_calls_within("torch.no_grad()", [each]) for each in self._calls if each.place in places]
+            if changed := [each for each in calls if each]:
+                code = "\n".join(map(statements.write_statement, changed))
+                edits = tuple(dict.fromkeys(edit for each in changed for edit in each))
+                yield AnyChange(key, title, effect, code, _write(edits), f"at {' and '.join(sorted(places))}")
         loaded = (each.place for each in self.step.findings if each.cause == "weights-twice" and each.place)
         for file, _, number in (each.rpartition(":") for each in (loaded if self._files else ())):
-            edits = [*statements.set_argument(file, int(number), "load", 'map_location="cpu"')]
-            if edits:
+            if edits := statements.set_argument(file, int(number), "load", 'map_location="cpu"'):
                 code, title = 'torch.load(path, map_location="cpu")', "the checkpoint on the host"
-                yield AnyChange("load-on-host", title, "none", code, _write(tuple(edits)), f"at {file}:{number}")
+                yield AnyChange("load-on-host", title, "none", code, _write(edits), f"at {file}:{number}")
         written = [each for each in self.step.findings if each.cause == "written-activation" and each.place]
         for each, (file, _, number) in ((each, each.place.rpartition(":")) for each in written if self._files):
             code = each.change.partition(" in its place")[0]
-            if is_own_file(file) and (edits := [*statements.call_activation(file, int(number), code)]):
+            if is_own_file(file) and (edits := statements.call_activation(file, int(number), code)):
                 title = f"one call for the activation at {os.path.basename(each.place)}"
-                yield AnyChange(f"activation:{each.place}", title, "rounding", code, _write(tuple(edits)))
+                yield AnyChange(f"activation:{each.place}", title, "rounding", code, _write(edits))
         if profile.step.mode == "train":
             for file in self._files:
                 for line, dropped in statements.drop_argument(file, "backward", "retain_graph=True"):
                     place = f"{os.path.basename(file)}:{line}"
                     title = f"no graph retained at {place}"
                     yield AnyChange(f"free-graph:{place}", title, "none", "loss.backward()", _write(dropped))
+
+    def _half_changes(self) -> Iterator[ProgramChange]:
+        """Yield bfloat16 for a program that only runs: for what its models compute, and for their weights as well,
+        whose inputs may stay as they are under autocast."""
+        around = self._run_calls_within(self._autocast, self._calls)
+        weights = [each for source in self._calls for each in statements.cast_called(source.file, source.line, _BF16)]
+        code = f"with {self._autocast}:\n    out = model(x)"
+        ways = [("bf16-autocast", "bfloat16 autocast", code, around)] if around else []
+        if around and weights:
+            code = f"{statements.write_statement(tuple(weights))}\n{code}"
+            ways.append(("bf16-weights", "weights in bfloat16, under autocast", code, (*weights, *around)))
+        for key, title, code, edits in ways:
+            yield AnyChange(key, title, "rounding", code, self._halve(edits), excludes="dtype")
+
+    @functools.cached_property
+    def _calls(self) -> list[SourceLine]:
+        """The program's own lines that call its models."""
+        found = dict.fromkeys(each.source for each in find_outermost(self.step.profile) if each.source)
+        return [each for each in found if self._files and is_own_file(each.file)]
+
+    def _run_calls_within(self, context: str, calls: Iterable[SourceLine]) -> Edits:
+        edits: list[SourceEdit] = []
+        for each in calls:
+            within = statements.run_within(each.file, each.line, each.line, context)
+            edits += (*within, *statements.add_import(each.file, "import torch")) if within else ()
+        return tuple(dict.fromkeys(edits))
 
     @functools.cached_property
     def _files(self) -> list[str]:
@@ -178,24 +201,25 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
         paths = dict.fromkeys(map(os.path.realpath, files))
         return [each for each in paths if is_own_file(each) and each.endswith(".py")]
 
-    def _autocast(self, way: ProgramWay, step: ProgramStep) -> ProgramWay:
-        profile = step.profile
-        if any(output.dtype in _HALF for node in profile.nodes for output in node.outputs):
-            raise NotApplicableError("the program computes in half precision already")
-        context = f'torch.autocast("{profile.target.device}", dtype=torch.bfloat16)'
-        span = _find_forward(profile) if self._files else None
-        edits = () if span is None else statements.run_within(*span, context)
-        return _write(edits, {"autocast": True})(way, step)
+    @property
+    def _autocast(self) -> str:
+        return f'torch.autocast("{self.step.profile.target.device}", dtype={_BF16})'
+
+    def _halve(self, edits: Edits, otherwise: dict[str, Any] | None = None) -> Callable[[ProgramWay, Any], ProgramWay]:
+        def make(way: ProgramWay, step: ProgramStep) -> ProgramWay:
+            if any(output.dtype in _HALF for node in step.profile.nodes for output in node.outputs):
+                raise NotApplicableError("the program computes in half precision already")
+            return _write(edits, otherwise)(way, step)
+
+        return make
 
     def _release(self, names: frozenset[str], node: int, holder: str) -> Callable[[Any, Any], Any]:
         """See `release_changes`: what holds the results is bound where the node's line is, or one that leads to it."""
         profile = self.step.profile
         calls = (each for each in reversed(profile.calls) if each.first_node <= node < each.last_node)
         for source in (profile.nodes[node].source, *(each.source for each in calls)):
-            if self._files and source is not None:
-                edits = statements.delete_name(source.file, source.line, holder)
-                if edits:
-                    return _write(edits)
+            if self._files and source and (edits := statements.delete_name(source.file, source.line, holder)):
+                return _write(edits)
         return free_by_record(names)
 
     @functools.cached_property
@@ -256,9 +280,8 @@ _IMPORTS: Final = {
 
 def _write_edits(plan: Plan) -> Edits:
     """The edits of a plan's regions; none where one has no edit, or one of an installed package."""
-    found = [region.edit for region in plan.all_regions()]
     edits: list[SourceEdit] = []
-    for edit in dict.fromkeys(found):
+    for edit in dict.fromkeys(region.edit for region in plan.all_regions()):
         written: Edits = ()
         if edit is not None and is_own_file(edit.source.file):
             file = edit.source.file
@@ -321,7 +344,7 @@ def growth_changes(step: ProgramStep) -> Iterator[AnyChange[Any, Any]]:
     lines = [_KeepingLine.find(each) for each in grown if each.kept_at][:_MOST_GROWING]
     for each in [*([lines] if len(lines) > 1 else []), *([line] for line in lines)]:
         owners = " and ".join(line.owner for line in each)
-        code = "\n".join(line.code for line in each)
+        code = "\n".join(statements.write_statement(line.edits) if line.edits else "" for line in each)
         note = "at " + " and ".join(line.place for line in each)
         title = f"keep nothing of the card in {owners}"
         make = functools.partial(_rewrite, each)
@@ -356,11 +379,6 @@ class _KeepingLine(NamedTuple):
         owner = grown.holder.rpartition(" ")[2].rpartition(".")[2]
         file, _, line = grown.kept_at.rpartition(":")
         return cls(owner, grown.kept_at, statements.let_go(file, int(line), owner))
-
-    @property
-    def code(self) -> str:
-        """As it is to be written; empty where no way is known."""
-        return statements.write_statement(self.edits) if self.edits else ""
 
 
 def _rewrite(lines: Sequence[_KeepingLine], way: ProgramWay, step: ProgramStep) -> ProgramWay:

@@ -362,6 +362,20 @@ def set_up(placed: Placed, code: str) -> Edits:
     return _checked([_insert_after(placed.file, last, code)])
 
 
+def cast_called(file: str, line: int, dtype: str) -> Edits:
+    """Cast the model that a line calls before it goes to the card, or once it is made there: `Net().cuda()` becomes
+    `Net().to(torch.bfloat16).cuda()`. None where the file makes it twice, moves it twice, or to a dtype."""
+    there = (each for statement in _innermost(_parse(file), line) for each in ast.walk(statement))
+    called = {ast.unparse(each.func) for each in there if isinstance(each, ast.Call)}
+    found = [each for each in find_placed(file, "") if each.name in called]
+    if len(found) != 1 or len(found[0].moves) > 1:
+        return ()
+    for _, call in found[0].moves:
+        is_cast = any(map(_is_dtype, (*call.args, *call.keywords)))
+        return () if is_cast else _end_with(file, [(cast(ast.Attribute, call.func).value, f".to({dtype})")])
+    return set_up(found[0], f"{found[0].name}.to({dtype})")
+
+
 def load_with(placed: Placed, part: str, argument: str, of_whole: str) -> Edits:
     """Give the call that loads a part an argument; where the object loads its parts itself, give it another. None
     where such a call is not known, or has one."""

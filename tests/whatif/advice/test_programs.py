@@ -11,11 +11,16 @@ import torch
 from torch import nn
 
 import fxmem
+from fxmem.__main__ import main
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import advise as advise_command
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.plan import Plan
+from fxmem.records.profile import Report
+from fxmem.simulation.program import Launch
+from fxmem.whatif.program_step import ProgramCommand
 
 pytestmark = pytest.mark.truth
 
@@ -175,3 +180,53 @@ def test_advice_on_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"{peak():,} bytes" in text
     with pytest.raises(UsageError, match="expected --run without --precision"):
         advise_command.run(parser.parse_args(("--precision", "bf16", *words)))
+
+
+INFERS = """
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Flatten(2), nn.Linear(1024, 4096))PLACED.eval()
+kept = []
+with torch.no_grad():
+    for _ in range(3):
+        x = torch.randn(8, 3, 32, 32, device="cuda")
+        kept.append(net(x).argmax(1))
+"""
+
+
+def test_bfloat16_for_a_program_that_only_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is worth what the program takes that has its lines; one in half precision is told so."""
+
+    def run(program: str) -> Report:
+        Path("other.py").write_text(program)
+        return ProgramCommand(Launch("other.py", ()), catalogue.target("rtx4090"), 1).run()
+
+    def advise(program: str) -> Advice:
+        Path("sample.py").write_text(program)
+        command = "advise --quiet --target rtx4090 --json advice.json --run sample.py"
+        assert main(command.split()) == 0
+        return Advice.model_validate_json(Path("advice.json").read_text())
+
+    monkeypatch.chdir(tmp_path)
+    program = INFERS.replace("PLACED", ".cuda()")
+    call, around = "        kept", '        with torch.autocast("cuda", dtype=torch.bfloat16):\n            kept'
+    within = program.replace(call, around)
+    advice = advise(program)
+    found = {each.key: each for each in advice.suggestions}
+    weights = found["bf16-weights"]
+    assert weights.effect == "rounding"
+    assert weights.code.startswith("net = nn.Sequential(")
+    cast = within.replace(".cuda()", ".to(torch.bfloat16).cuda()")
+    assert weights.peak.requested_bytes == run(cast).peak.requested_bytes
+    assert (
+        weights.saved_bytes
+        == advice.before.counted_bytes - weights.peak.counted_bytes
+        > advice.before.counted_bytes // 3
+    )
+    (refused,) = [each for each in advice.refused if each.key == "bf16-autocast"]  # which keeps both weights
+    more = run(within).peak.counted_bytes - advice.before.counted_bytes
+    assert refused.reason == f"takes {more:,} bytes more"
+    half = advise(program.replace(".cuda()", ".bfloat16().cuda()").replace('"cuda")', '"cuda", dtype=torch.bfloat16)'))
+    reasons = {each.key: each.reason for each in half.refused}
+    assert reasons["bf16-autocast"] == reasons["bf16-weights"] == "the program computes in half precision already"

@@ -427,3 +427,25 @@ def test_a_patch_is_of_a_program_alone(capsys: pytest.CaptureFixture[str], tmp_p
     command = ["advise", "--patch", str(tmp_path / "train.py"), "--run", str(tmp_path / "train.py")]
     assert main(command) == 2
     assert ".diff or .patch" in capsys.readouterr().err
+
+
+CASTS = {
+    "net = Net().cuda().eval()\nnet(x)": "net = Net().to(dtype).cuda().eval()\nnet(x)",
+    'net = Net()\nnet.to("cuda")\ny = net(x)': 'net = Net()\nnet.to(dtype).to("cuda")\ny = net(x)',
+    "net = make()\nnet(x)": "net = make()\nnet.to(dtype)\nnet(x)",
+    "self.net = make(1)\nself.net(x)": "self.net = make(1)\nself.net.to(dtype)\nself.net(x)",
+    # Not known: made elsewhere, made or moved twice, moved to a dtype; another is called.
+    "net(x)": "",
+    "net = Net()\nnet = Net()\nnet(x)": "",
+    'net = Net().cuda()\nnet.to("cuda:1")\nnet(x)': "",
+    'net = Net().to("cuda", torch.float16)\nnet(x)': "",
+    "net = Net().cuda()\nother(x)": "",
+}
+
+
+@pytest.mark.parametrize("source", CASTS)
+def test_a_model_is_cast_before_it_goes_to_the_card(tmp_path: Path, source: str) -> None:
+    file = tmp_path / "sample.py"
+    file.write_text(source + "\n")
+    edits = statements.cast_called(str(file), len(source.splitlines()), "dtype")
+    assert "".join(apply_edits(edits).values()).rstrip("\n") == CASTS[source]
