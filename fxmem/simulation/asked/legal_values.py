@@ -191,6 +191,7 @@ def _remainder(tensor: torch.Tensor, other: Any) -> tuple[Meaning, int] | None:
 _RULES: Final[dict[Any, Callable[..., tuple[Meaning, int] | None]]] = {
     aten._softmax.default: lambda tensor, dim, *_, **__: (Meaning.PROBABILITY, _places(tensor, dim)[1]),
     aten.sigmoid.default: lambda tensor: (Meaning.FRACTION, 0),
+    aten.ceil.default: lambda tensor: (Meaning.COUNT, 1),  # of a made-up fraction, which is up to one
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _indices),
     **dict.fromkeys((aten.max.dim, aten.min.dim), _indices),
     **dict.fromkeys((aten.sort.default, aten.sort.stable), _places),

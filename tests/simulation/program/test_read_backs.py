@@ -115,6 +115,13 @@ def count_classes(net: nn.Module, x: torch.Tensor) -> Any:
     return torch.repeat_interleave(x, (net(x)[:, 0] > 0).long(), dim=0).shape
 
 
+def count_pixels(net: nn.Module, x: torch.Tensor) -> Any:
+    sizes = net(x).sigmoid().ceil()
+    assert [net(x)[0, 0].item() for _ in range(2)][1] < 1  # each made-up fraction is below the one before
+    assert int(sizes[0, 0].item()) == int(torch.rand(1).add(1e-6).ceil().item()) == 1  # as torchvision's key points
+    return sizes[0, 0].cpu().item()
+
+
 def compare(net: nn.Module, x: torch.Tensor) -> Any:
     assert torch.equal(x, x)
     assert torch.allclose(net.weight, net.weight)
@@ -143,6 +150,7 @@ def write_and_read(net: nn.Module, x: torch.Tensor) -> Any:
         cast,
         correlate,
         count_classes,
+        count_pixels,
         compare,
         write_and_read,
     ],
