@@ -197,12 +197,7 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
     if keeps_lt and unified != "0":
         lt = 0 if unified == "1" else min(lt, handle)
     return CublasWorkspaces(
-        handle_bytes=handle,
-        lt_bytes=lt,
-        is_kept=is_kept,
-        keeps_lt=keeps_lt,
-        torch_version=release,
-        notes=tuple(notes),
+        handle_bytes=handle, lt_bytes=lt, is_kept=is_kept, keeps_lt=keeps_lt, torch_version=release, notes=tuple(notes)
     )
 
 

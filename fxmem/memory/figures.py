@@ -129,8 +129,8 @@ class Holding:
     def label(self) -> str:
         """The owner and how many tensors it has; of no owner, their kind. Untrusted text."""
         name = self.owner or to_words(self.kind)
-        is_told = self.tensors < 2 or self.kind is Kind.WORKSPACE or name == f"{self.tensors} others"
-        return name if is_told else f"{name}, {self.tensors} tensors"
+        is_told = self.kind is Kind.WORKSPACE or name == f"{self.tensors} others"
+        return f"{name}, {self.tensors} tensors" if self.tensors > 1 and not is_told else name
 
     @property
     def note(self) -> str:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from fxmem.hardware.catalogue import bytes_per_second
 from fxmem.hardware.context import format_range
 from fxmem.memory.forecast import forecast, is_proved
+from fxmem.memory.liveness import live_bytes
 from fxmem.records.parts import (
     ANEW,
     ONLY_TORCH,
@@ -26,7 +27,18 @@ from fxmem.records.parts import (
     TimedChoice,
     find_large,
 )
-from fxmem.records.profile import FileChange, Headed, PartOfRound, Phase, Profile, ProgramFiles, ProgramRun, Round, Step
+from fxmem.records.profile import (
+    FileChange,
+    Headed,
+    Kind,
+    PartOfRound,
+    Phase,
+    Profile,
+    ProgramFiles,
+    ProgramRun,
+    Round,
+    Step,
+)
 from fxmem.records.units import REAL_VALUES, TimedQuestion, exact_bytes, format_bytes, format_shape, percent, printable
 from fxmem.show.sections import Fact, Facts, make_printable
 
@@ -322,7 +334,11 @@ def program_facts(profile: Profile) -> Facts:
             facts.append(Fact(each.label, describe_counts(each.round) + (_SHOWN if len(groups) > 1 else "")))
         else:
             facts.append(Fact(each.label, ("" if each.are_equal else "at most ") + _describe_round(each.round)))
-    facts += [*_part_facts(program), *(Fact("Engine", _describe_engine(each)) for each in program.engines)]
+    facts += [
+        *_micro_batch_facts(profile),
+        *_part_facts(program),
+        *(Fact("Engine", _describe_engine(each)) for each in program.engines),
+    ]
     if program.steady is not None:
         grows = f"no: it grows by {program.growth_bytes:,} bytes a step" if program.growth_bytes else ""
         facts.append(Fact("Steady", grows or _STEADY[program.steady]))
@@ -335,6 +351,19 @@ def program_facts(profile: Profile) -> Facts:
     if program.network is not None and (program.network.was_refused or program.network.reach != "none"):
         facts.append(Fact("Network", _REACH[program.network.reach]))
     return make_printable(facts)
+
+
+def _micro_batch_facts(profile: Profile) -> Facts:
+    """What a step of one micro-batch would request, where the one that is shown has several that are alike."""
+    backwards = [each for each in profile.phases if each.phase is Phase.BACKWARD and each.last_op > each.first_op]
+    ran = [sorted({op.node for op in profile.ops[each.first_op : each.last_op]}) for each in backwards]
+    kinds = {tuple(profile.nodes[node].target for node in nodes) for nodes in ran}
+    gradients = (each for each in profile.storages if each.kind is Kind.GRADIENT and len(backwards) > 1)
+    if len(kinds) > 1 or not any(each.birth < backwards[0].end < backwards[1].begin < each.death for each in gradients):
+        return []
+    live = live_bytes(profile)
+    alone, most = map(format_bytes, (max(*live[: backwards[0].end], *live[backwards[-1].end :]), max(live)))
+    return [Fact("Batches", f"{len(backwards)} micro-batches to a step, which requests {most}; one alone, {alone}")]
 
 
 def _part_facts(program: ProgramRun) -> Facts:

@@ -29,7 +29,7 @@ from fxmem.planning import estimate
 from fxmem.records.plan import Region
 from fxmem.records.profile import Report, Target
 from fxmem.records.units import STEPS, Application
-from fxmem.simulation.code.profiled_step import ReportedStep
+from fxmem.simulation.code.profiled_step import ProfiledStep, ReportedStep
 from fxmem.simulation.program import IsolationSettings, Launch, RunSettings, check_program, launch_apart, record
 from fxmem.whatif.source_edits import SourceEdit, apply_edits
 
@@ -308,6 +308,16 @@ class ProgramFunction:
 def program_step(call: Callable[..., Any], *, target: str | Target = "h100", **options: Any) -> ProgramStep:
     """A function, with options of `fxmem.record`, as a step. Raises UsageError for a model."""
     return ProgramStep(ProgramFunction(call, catalogue.target(target) if isinstance(target, str) else target, options))
+
+
+def take_step(step: Any, tell: Callable[[str], object], options: Mapping[str, Any]) -> ProfiledStep:
+    """A step as it is, or a function with these options. Raises UsageError: options of what has its settings."""
+    if not isinstance(step, ProfiledStep):
+        tell("running the program as it is")
+        return program_step(step, **options)
+    if options:
+        raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
+    return step
 
 
 class ProgramStep(ReportedStep):

@@ -42,7 +42,7 @@ from fxmem.simulation.step.request import OptimizerSpec
 from fxmem.simulation.step.step import in_backward
 from fxmem.whatif import max_batch
 from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Shortfall, apply_regions, check_training
-from fxmem.whatif.program_step import ProgramStep, program_step
+from fxmem.whatif.program_step import ProgramStep, take_step
 from fxmem.whatif.source import find_resizing
 
 # --- what would help a step besides, where no plan keeps its budget: the optimizer's form, a smaller batch ------------
@@ -52,13 +52,6 @@ _OF_NO_BATCH = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What any batch takes as much of."""
 _OF_THE_BATCH = (Kind.INPUT, Kind.OUTPUT, Kind.SAVED)
 """What a smaller batch takes less of, however the optimizer works."""
-
-
-def describe_remedies(
-    analysis: Analysis, search: PlanSearch, open_search: Callable[[Analysis], PlanSearch], shortfall: Shortfall
-) -> str:
-    """What would help a model's step besides a plan, in words."""
-    return _describe_optimizer(analysis, search, open_search, shortfall) + _describe_batch(analysis, search, shortfall)
 
 
 def _describe_optimizer(
@@ -177,11 +170,7 @@ def plan(
         ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
     """
     tell = progress or (lambda _: None)
-    if not isinstance(analysis, ProfiledStep):
-        tell("running the program as it is")
-        analysis = program_step(analysis, **options)
-    elif options:
-        raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
+    analysis = take_step(analysis, tell, options)
     asked = None if budget is None else parse_budget(budget)
     open_search = functools.partial(
         _open_search,
@@ -198,7 +187,8 @@ def plan(
         limit = asked.resolve(analysis.peak.counted_bytes)
         search = replace(search, budget=limit.bound(room_bytes(analysis.profile.target)))
     if isinstance(analysis, Analysis):
-        return search.run(functools.partial(describe_remedies, analysis, search, open_search))
+        what = analysis, search
+        return search.run(lambda of: _describe_optimizer(*what, open_search, of) + _describe_batch(*what, of))
     return estimate.name_in_model(search.run())
 
 

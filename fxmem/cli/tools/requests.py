@@ -171,8 +171,8 @@ class Tool(NamedTuple):
 
     def say(self, text: str) -> str:
         """What a command said with the names of this tool's arguments for its options, but for commands to type."""
-        names = {_find_option(field).partition("=")[0]: field for field in self.request.model_fields}
-        names["--run"] = "program"
+        fields = {each: _OPTIONS.get(each, f"--{each}").partition("=")[0] for each in self.request.model_fields}
+        names = {option: field for field, option in fields.items()} | {"--run": "program"}
         commands_or_options = r"fxmem [a-z]+(?:-[a-z]+)* [^`\n;,]*|--[a-z]+(?:-[a-z]+)*\b"
         return re.sub(commands_or_options, lambda found: names.get(found[0], found[0]), text)
 
@@ -196,7 +196,7 @@ class Tool(NamedTuple):
             yield from self.verb
         yield from (named[each] for each in ("model", "before", "after") if each in named)
         for name, value in named.items():
-            option = _find_option(name)
+            option = _OPTIONS.get(name, f"--{name}")
             if isinstance(value, bool):
                 yield option
             elif option:
@@ -210,10 +210,6 @@ _OPTIONS: Final = {
     "until_steady": "--until=steady",
 }
 """What a field is called on the command line, where that is not its own name; empty for no option."""
-
-
-def _find_option(field: str) -> str:
-    return _OPTIONS.get(field, f"--{field}")
 
 
 TOOLS: Final[Mapping[str, Tool]] = {

@@ -11,12 +11,4 @@ from fxmem.show.graph.hierarchy_data import hierarchy_data
 from fxmem.show.graph.picture import OVERVIEW, DrawingOptions
 from fxmem.show.graph.svg_document import Drawing
 
-__all__ = [
-    "OVERVIEW",
-    "Drawing",
-    "DrawingOptions",
-    "Heat",
-    "dot_source",
-    "hierarchy_data",
-    "render",
-]
+__all__ = ["OVERVIEW", "Drawing", "DrawingOptions", "Heat", "dot_source", "hierarchy_data", "render"]

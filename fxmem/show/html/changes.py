@@ -114,9 +114,7 @@ def _list_lines(edit: Edit) -> Iterator[str]:
 # --- memory by source line as one HTML page: the annotated source, without a script -----------------------------------
 
 
-_MEANINGS = dict(MEANINGS) | {
-    "Most": "most bytes alive during its runs, everything counted",
-}
+_MEANINGS = dict(MEANINGS) | {"Most": "most bytes alive during its runs, everything counted"}
 _HEADS = [(head, _MEANINGS[head]) for head in "Calls Allocated Kept Freed Saved Most Alive Backward".split()]
 _AROUND = 10
 """Lines shown before and after one that has figures."""

@@ -669,9 +669,9 @@ class LiveBytes(Observer):
         """Note where the program is if that is more than ever; whether it is. `tick` is of the last that happened."""
         phase, is_most = self.log.phase, live > self.highest
         if live > self._of_phase.get(phase, _NOWHERE)[0]:
-            frame = sys._getframe(2)
-            called_at = self.log.find_called_place(frame)
-            self._of_phase[phase] = live, called_at or program_place(frame), -1 if called_at else self.log.node
+            called_at = self.log.called_at
+            place = called_at or program_place(sys._getframe(2))
+            self._of_phase[phase] = live, place, -1 if called_at else self.log.node
         if is_most:
             self.highest, self.phase, self.tick = live, phase, tick
             self.on_rise(live - self.now)

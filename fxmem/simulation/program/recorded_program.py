@@ -169,10 +169,6 @@ class RecordedProgram(ProfiledStep):
         """Note what the program is told otherwise than its launcher would say."""
         self._code.notes.note("answered", what)
 
-    def note_files(self, files: ProgramFiles | None) -> None:
-        """Note what the program wrote."""
-        self.files = files if files is not None and files.written else None
-
     def note_peaks(self, peaks_bytes: Sequence[int]) -> None:
         """Note the peaks of the program with each answer to what is timed."""
         made = self.profile.step.compiled
@@ -367,7 +363,8 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
         try:
             yield recorded
         finally:
-            recorded.note_files(isolation.find_written(isolating))
+            files = isolation.find_written(isolating)
+            recorded.files = files if files is not None and files.written else None
 
 
 @contextlib.contextmanager

@@ -37,7 +37,6 @@ from fxmem.simulation.step.analysis import Analysis
 from fxmem.simulation.step.fake_model import shadow_model
 from fxmem.simulation.step.generation import Generation
 from fxmem.simulation.step.given import quantize_weights
-from fxmem.simulation.step.request import StepRequest
 from fxmem.whatif.advice.in_place import activation_changes, call_changes, release_changes
 from fxmem.whatif.advice.optimizer import dtype_changes, frozen_changes, optimizer_changes
 from fxmem.whatif.advice.variant import (
@@ -266,12 +265,8 @@ def made_changes(analysis: Analysis) -> Iterator[Change]:
     """Gradients freed by `zero_grad`, and forward without gradients."""
     if analysis.profile.step.mode == "infer":
         yield known_change("no-grad", partial(_report_only, _no_grad_worth))
-    elif analysis.request.optimizer is not None and _frees_gradients(analysis.request):
+    elif (of := analysis.request).optimizer is not None and of.accumulate == 1 and not of.keeps_gradients:
         yield known_change("set-to-none", partial(_report_only, _zero_grad_worth))
-
-
-def _frees_gradients(request: StepRequest) -> bool:
-    return request.accumulate == 1 and not request.keeps_gradients
 
 
 def _report_only(worth: Callable[[Analysis], str], variant: Variant, analysis: Analysis) -> Variant:

@@ -216,14 +216,11 @@ def _after_imports(body: Iterable[ast.stmt]) -> int:
     """The line after a file's first imports, or its docstring."""
     at = 1
     for each in body:
-        if not isinstance(each, (ast.Import, ast.ImportFrom)) and not _is_docstring(each):
+        is_docstring = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+        if not is_docstring and not isinstance(each, (ast.Import, ast.ImportFrom)):
             break
         at = (each.end_lineno or 0) + 1
     return at
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def run_within(file: str, first: int, last: int, context: str) -> Edits:

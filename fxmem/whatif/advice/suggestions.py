@@ -25,7 +25,7 @@ from fxmem.simulation.step.generation import Generation
 from fxmem.whatif.advice.changes import GenerationBench, ModelBench
 from fxmem.whatif.advice.programs import ProgramBench
 from fxmem.whatif.advice.variant import TABLES, AnyChange, Bench, NotApplicableError, Outcome, analyse_way, replay_way
-from fxmem.whatif.program_step import ProgramStep, program_step
+from fxmem.whatif.program_step import ProgramStep, take_step
 
 _Change = AnyChange[Any, Any]
 _Outcome = Outcome[Any, Any]
@@ -78,11 +78,7 @@ def advise(
         AnalysisError: the function raised, or ran nothing on the target.
     """
     tell = progress or (lambda _: None)
-    if not isinstance(analysis, ProfiledStep):
-        tell("running the program as it is")
-        analysis = program_step(analysis, **options)
-    elif options:
-        raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
+    analysis = take_step(analysis, tell, options)
     return try_changes(make_bench(analysis, host_memory), budget, plans=plans, quick=quick, progress=tell)
 
 

@@ -33,6 +33,8 @@ from fxmem.memory.allocator import CachingAllocator, known_levels, read_settings
 from fxmem.memory.figures import find_place
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase, Round
+from fxmem.records.units import format_bytes
+from fxmem.show.run_facts import program_facts
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.stand_ins import checkpoints
 
@@ -1263,3 +1265,26 @@ def test_a_step_whose_most_is_in_backward_names_the_line_that_its_peak_does() ->
     place = find_place(profile, profile.ops[peak.op].node)
     assert "test_program.py" in place
     assert [(each.phase, each.place) for each in found.program.rounds[:2]] == [(Phase.BACKWARD, place)] * 2
+
+
+def train_in_parts(micro: int, *, is_gan: bool = False) -> fxmem.RecordedProgram:
+    with fxmem.record("l4") as recorded:
+        net, other = (nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)).cuda() for _ in range(2))
+        optimizer = torch.optim.AdamW([*net.parameters(), *other.parameters()])
+        for _ in range(3):
+            for number in range(micro):
+                x = torch.randn(1024, 512, device="cuda")
+                (other if is_gan and number else net)(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recorded
+
+
+def test_a_step_of_several_micro_batches_says_what_one_would_take() -> None:
+    many, one = train_in_parts(4), train_in_parts(1)
+    (said,) = (each.text for each in program_facts(many.profile) if each.label == "Batches")
+    alone, most = (format_bytes(each.peak.requested_bytes) for each in (one, many))
+    assert said == f"4 micro-batches to a step, which requests {most}; one alone, {alone}"
+    assert alone != most
+    for other in (one, train_in_parts(2, is_gan=True)):
+        assert "Batches" not in {each.label for each in program_facts(other.profile)}

@@ -273,12 +273,7 @@ def _layout_and_mask(given: Sequence[Any]) -> tuple[Any, bool]:
 
 @kernel("attention.cpp", is_composed=True)
 def fused_attn_fwd(
-    max_seqlen_q: int,
-    max_seqlen_kv: int,
-    is_training: bool,
-    attn_scale: float,
-    p_dropout: float,
-    *rest: Any,
+    max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, *rest: Any
 ) -> Any:
     """cuDNN's attention, as torch calls it: the same workspace and FLOPs. Statistics, and the generator's state."""
     layout, causal = _layout_and_mask(rest)
@@ -296,13 +291,7 @@ def fused_attn_fwd(
 
 
 @kernel("attention.cpp", is_composed=True)
-def fused_attn_bwd(
-    max_seqlen_q: int,
-    max_seqlen_kv: int,
-    attn_scale: float,
-    p_dropout: float,
-    *rest: Any,
-) -> Any:
+def fused_attn_bwd(max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, *rest: Any) -> Any:
     """Gradients of queries, keys and values, and of what else takes part, which has none here."""
     layout, causal = _layout_and_mask(rest)
     Q, K, V, out, dout = _find_tensors(rest)[2:7]

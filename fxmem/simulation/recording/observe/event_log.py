@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -230,13 +229,14 @@ class StepLog:
             self.storages.append(LoggedStorage(nbytes, self.tick, len(self.ops), self.node, shape, dtype, stream))
             self.tick += 1
         self.storages[index].is_bounded = self.bounds.is_making
-        self.storages[index].called_at = self.find_called_place(sys._getframe(1))
+        self.storages[index].called_at = self.called_at
         return index
 
-    def find_called_place(self, frame: types.FrameType | None) -> str:
+    @property
+    def called_at(self) -> str:
         """The line of the program in what backward calls; empty elsewhere, and for what is recomputed there."""
         is_called = self.reads.in_function and self.phase is Phase.BACKWARD and not self.recomputing
-        return called_place(frame) if is_called else ""
+        return called_place(sys._getframe(1)) if is_called else ""
 
     def _is_bounded(self, tensor: torch.Tensor) -> bool:
         index = self.find_storage(tensor)
