@@ -31,22 +31,20 @@ DEFAULT_PROMPT = 1024
 _OUTPUT = "what is shown and written"
 _REPORT = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
 
-MODEL = argument("model", metavar="MODEL", help=SPEC_FORMS)
-MODEL_OR_REPORT = argument("model", metavar="MODEL|REPORT.json", help=_REPORT + SPEC_FORMS)
+MODEL = argument("model MODEL", help=SPEC_FORMS)
+MODEL_OR_REPORT = argument("model MODEL|REPORT.json", help=_REPORT + SPEC_FORMS)
 
 INPUTS = grouped(
     OF_SUBJECT,
     repeatable(
-        "--input",
-        metavar="SPEC",
+        "--input SPEC",
         help="32x3x224x224[:dtype], name:8x1024:int64, batch.item:8x16 or pkg.mod:make_batch, which may be or "
         "return a DataLoader; repeatable; default: what the model's family takes. A head of transformers that trains "
         "gets its labels, too, unless --loss is given",
     ),
     number("--batch", f"batch size of the default inputs (default {DEFAULT_BATCH})", least=1),
     repeatable(
-        "--set",
-        metavar="KEY=VALUE",
+        "--set KEY=VALUE",
         dest="settings",
         help="a keyword argument of the factory, or a field of the hf: config; repeatable",
     ),
@@ -65,8 +63,7 @@ KERNELS = grouped(
     switch("--cudnn-benchmark", "torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)"),
     switch("--deterministic", "torch.use_deterministic_algorithms (default: off)"),
     argument(
-        "--cudnn",
-        metavar="FOLDER",
+        "--cudnn FOLDER",
         help="the folder of another cuDNN, which is asked for convolution workspaces (default: the installed one)",
     ),
 )
@@ -76,15 +73,13 @@ STEP = grouped(
     *INPUTS,
     argument("--mode", choices=get_args(Mode), default="train", help="a training step, or forward under no_grad"),
     argument(
-        "--loss",
-        metavar="ce|mse|bce|l1|FILE.py:NAME",
+        "--loss ce|mse|bce|l1|FILE.py:NAME",
         help="a loss of torch, its labels made to fit, or a function of the output; default: the model's training_step "
         "if it has one, else the output's .loss, else the sum of its floating-point tensors",
     ),
     argument(
-        "--optimizer",
+        "--optimizer NAME",
         default="adamw",
-        metavar="NAME",
         help="a torch.optim class, sgd-momentum, adamw:fused, adamw:in-backward, torchao:AdamW8bit, pkg.mod:factory, "
         "or none",
     ),
@@ -115,14 +110,12 @@ STEP = grouped(
     ),
     argument("--weights", choices=get_args(Precision), help="cast the weights; --quantize is for fewer bits"),
     repeatable(
-        "--freeze",
-        metavar="PATH|PATTERN",
+        "--freeze PATH|PATTERN",
         help="a module's path, or a pattern of parameters' names (encoder.layer.*), that is not trained; repeatable",
     ),
     argument("--quantize", choices=QUANTIZE, help="quantise the linear layers' weights and freeze them (torchao)"),
     argument(
-        "--lora",
-        metavar="r=8[,alpha=16,target=A+B]",
+        "--lora r=8[,alpha=16,target=A+B]",
         help="train low-rank adapters alone (peft), over the quantised weights if there are any",
     ),
     flag("--channels-last", help="lay out weights and 4-d inputs as channels_last"),
@@ -131,20 +124,18 @@ STEP = grouped(
 )
 """The inputs of the model, and what the step does."""
 TARGET = argument(
-    "--target",
+    "--target NAME|FILE.json",
     default="h100",
-    metavar="NAME|FILE.json",
     help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, a size like 24GB, or a JSON file",
 )._replace(variable="FXMEM_TARGET", group=OF_SUBJECT)
 TORCH = argument(
-    "--torch",
-    metavar="VERSION",
+    "--torch VERSION",
     help="the release of torch on it, e.g. 2.6: its workspaces, its rules for kernels, its cuDNN (default: the one "
     "installed)",
 )._replace(group=OF_SUBJECT)
 LOOP = grouped(
     "the step",
-    number("--accumulate", "micro-batches to one optimizer step; the step is the last of them", default=1, metavar="K"),
+    number("--accumulate K", "micro-batches to one optimizer step; the step is the last of them", default=1),
     number("--prefetch", "further batches that wait on the card during the step", default=0),
     argument(
         "--checkpoints",
@@ -156,33 +147,30 @@ LOOP = grouped(
 COMPILE = grouped(
     "the compiler",
     argument(
-        "--compile",
+        "--compile MODE",
         nargs="?",
         const="default",
-        metavar="MODE",
         choices=(*get_args(CompileMode), AS_IS),
         help="the step as torch.compile would run it on the target, in this mode (default: default), or as-is: what "
         "the model's author compiled; builds no kernel",
     ),
-    repeatable("--compile-option", metavar="KEY=VALUE", help="dynamic=True, or an option of inductor; repeatable"),
+    repeatable("--compile-option KEY=VALUE", help="dynamic=True, or an option of inductor; repeatable"),
 )
 """Whether and how the step is compiled."""
 RANKS = grouped(
     "many cards",
     number("--ranks", "how many ranks share the work; the step is that of one, with no peers and no network"),
-    number("--rank", "with --ranks: this one alone (default: each class of equal ranks)", metavar="R"),
+    number("--rank R", "with --ranks: this one alone (default: each class of equal ranks)"),
 )
 """The rank that is predicted."""
 SHARDING = grouped(
     "many cards",
     argument(
-        "--parallelize",
-        metavar="FILE.py:FN",
+        "--parallelize FILE.py:FN",
         help="with --ranks: your own function that shards the model (fully_shard, parallelize_module, ...)",
     ),
     argument(
-        "--mesh",
-        metavar="fsdp=8[,tp=4,replicate=2]",
+        "--mesh fsdp=8[,tp=4,replicate=2]",
         help="a plan of ours over so many ranks, for who has no --parallelize: fully_shard on the repeated blocks, "
         "tensor parallel by the model's tp_plan, replicate beside fsdp for HSDP or alone for DDP; with fsdp, "
         "--precision is FSDP2's mixed precision",
@@ -190,7 +178,7 @@ SHARDING = grouped(
     switch(
         "--reshard-after-forward", "with --mesh: free gathered parameters after forward (default: those of the blocks)"
     ),
-    argument("--offload", metavar="cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
+    argument("--offload cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
 )
 """How the model is sharded: by the user's own function, or by a plan of ours."""
 ANALYSIS = (MODEL, *STEP, TARGET, TORCH, *LOOP, *COMPILE, *RANKS, *SHARDING)
@@ -201,18 +189,16 @@ ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 PROGRAM = grouped(
     OF_SUBJECT,
     argument(
-        "--run",
+        "--run PROGRAM",
         dest="run_program",
         nargs=argparse.REMAINDER,
-        metavar="PROGRAM",
         help="in the place of MODEL, and last: your own program (train.py or -m module) with its arguments, as for "
         "`fxmem run`",
     ),
 )
 """A program in the place of a model; the last of a verb's arguments."""
 HOST_MEMORY = argument(
-    "--host-memory",
-    metavar="64GiB",
+    "--host-memory 64GiB",
     help="pinned memory of the host where a plan may let results of operators wait instead of recomputing them, copied "
     "while the card computes",
 )
@@ -230,8 +216,8 @@ def or_program(model: Argument) -> Argument:
 
 GENERATION = grouped(
     "a generation",
-    number("--prompt", f"length of the prompt (default {DEFAULT_PROMPT}, or what fits)", least=1, metavar="TOKENS"),
-    number("--new", "new tokens of each sequence", least=1, default=512, metavar="TOKENS"),
+    number("--prompt TOKENS", f"length of the prompt (default {DEFAULT_PROMPT}, or what fits)", least=1),
+    number("--new TOKENS", "new tokens of each sequence", least=1, default=512),
     argument("--cache", choices=CACHES, default=CACHES[0], dest="kv_cache", help="what keys and values are kept in"),
     number("--beams", "beams of beam search", least=1, default=1),
     flag("--sample", help="sample tokens rather than take the likeliest"),
@@ -261,14 +247,13 @@ RUNNABLE = (or_program(MODEL), *SUBJECT[1:])
 
 OPEN = flag("--open", "open what was written, in the browser or what the system has for it")
 PLAN = argument(
-    "--plan",
-    metavar="PLAN.json",
+    "--plan PLAN.json",
     help="a plan for this step, which `fxmem plan --json` wrote; the model and its options may then be left out",
 )
 OVERLAYS = (
     PLAN,
-    argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
-    argument("--after", metavar="REPORT.json", help="report of the same step with a plan, drawn as a line over it"),
+    argument("--budget BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
+    argument("--after REPORT.json", help="report of the same step with a plan, drawn as a line over it"),
 )
 """What a plot shows beside the step."""
 
@@ -300,13 +285,13 @@ def check_form(options: argparse.Namespace, forms: Forms) -> None:
 def text_output(document: str) -> tuple[Argument, ...]:
     """How wide the table for stdout is, and where the document goes as JSON."""
     json = f"write the {document} as JSON; `-` writes it to stdout instead of the table"
-    return (width(), argument("--json", metavar="FILE|-", help=json))
+    return (width(), argument("--json FILE|-", help=json))
 
 
 def width(text: str = "table") -> Argument:
     """How wide the text for stdout is."""
     help = f"width of the {text} (default: the terminal's)"
-    return number("--width", help, least=60, metavar="COLUMNS")._replace(variable="FXMEM_WIDTH")
+    return number("--width COLUMNS", help, least=60)._replace(variable="FXMEM_WIDTH")
 
 
 REPORT_OUTPUT = grouped(
@@ -315,7 +300,7 @@ REPORT_OUTPUT = grouped(
     number("--depth", "levels of the module tree to show (default: 2; with --full all)", least=0),
     flag("--check", "refuse a target whose memory is not known, which no step can be said to fit"),
     *text_output("report"),
-    argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"),
-    argument("-o", "--html", metavar="FILE.html", help="also write the page; `fxmem report` has more to choose"),
+    argument("--svg FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"),
+    argument("-o", "--html FILE.html", help="also write the page; `fxmem report` has more to choose"),
 )
 """The table of a report, and the files written beside it."""

@@ -61,9 +61,18 @@ class Argument(NamedTuple):
 
 
 def argument(*names: str, help: str, default: Any = None, least: int | None = None, **settings: Any) -> Argument:
-    """Declare an argument. A default other than None is named at the end of the help."""
+    """Declare an argument, what the help shows for its value after its last name: `argument("-o", "--output FILE")`.
+
+    A default other than None is named at the end of the help.
+    """
     named = help if default is None else f"{help} (default {default})"
-    return Argument(names, {"help": named, "default": default, **settings}, least=least)
+    names, shown = _read_names(*names)
+    return Argument(names, {"help": named, "default": default, **shown, **settings}, least=least)
+
+
+def _read_names(*words: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    name, _, value = words[-1].partition(" ")
+    return (*words[:-1], name), {"metavar": value} if value else {}
 
 
 def flag(name: str, help: str) -> Argument:
@@ -76,14 +85,15 @@ def switch(name: str, help: str, **settings: Any) -> Argument:
     return argument(name, help=help, action=argparse.BooleanOptionalAction, **settings)
 
 
-def number(name: str, help: str, metavar: str = "N", **settings: Any) -> Argument:
-    """Declare an option whose value is a whole number."""
-    return argument(name, help=help, type=int, metavar=metavar, **settings)
+def number(name: str, help: str, **settings: Any) -> Argument:
+    """Declare an option whose value is a whole number, N in the help unless something follows its name."""
+    return argument(name if " " in name else f"{name} N", help=help, type=int, **settings)
 
 
 def repeatable(name: str, help: str, **settings: Any) -> Argument:
     """Declare an option that may be given several times, a list of its values."""
-    return Argument((name,), {"help": help, "action": "append", "default": [], **settings})
+    names, shown = _read_names(name)
+    return Argument(names, {"help": help, "action": "append", "default": [], **shown, **settings})
 
 
 def grouped(group: str, *arguments: Argument) -> tuple[Argument, ...]:

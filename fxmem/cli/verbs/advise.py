@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 
 ARGUMENTS = (
     *RUNNABLE,
-    argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"),
+    argument("--budget BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"),
     flag("--no-plans", help="leave out checkpoint plans, which take the longest"),
     HOST_MEMORY,
     flag("--quick", help="try only changes of one line that often decide, and no checkpoints"),
     argument(
-        "--patch",
-        metavar="FILE.diff",
+        "--patch FILE.diff",
         help="write what changes of the program's own lines do together as a patch for `git apply`; it ran with it",
     ),
     *text_output("advice"),

@@ -19,7 +19,7 @@ from fxmem.cli.step import read_step
 
 ARGUMENTS = (
     *SUBJECT,
-    argument("--budget", metavar="BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above"),
+    argument("--budget BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above"),
     *REPORT_OUTPUT,
 )
 

@@ -24,9 +24,7 @@ from fxmem.errors import UsageError
 
 ARGUMENTS = (
     *(each for each in SUBJECT if each not in (TARGET, TORCH)),
-    argument(
-        "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
-    ),
+    argument("--only CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"),
     flag(
         "--plan",
         help="also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is",

@@ -36,21 +36,18 @@ _STEP = or_generation(*ANALYSIS_OR_REPORT)
 ARGUMENTS = (
     *_STEP,
     argument(
-        "second",
-        metavar="MODEL|REPORT.json",
+        "second MODEL|REPORT.json",
         nargs="?",
         help="what to compare it with: another report or model (default: the same model, with the options of --with)",
     ),
     repeatable(
-        "--with",
-        metavar="OPTION[=VALUE]",
+        "--with OPTION[=VALUE]",
         dest="changes",
         help="an option of the second step alone, as precision=bf16, batch=64, optimizer=sgd, channels-last or "
         "set=width=64; repeatable",
     ),
     argument(
-        "--bisect",
-        metavar="'run ...'",
+        "--bisect 'run ...'",
         help="find the commit with which the peak of a command of fxmem changed, between two commits in the place of "
         "the models: the first is right",
     ),
@@ -58,17 +55,14 @@ ARGUMENTS = (
         "--depth", "levels of modules to show, every change in them (default: changes of 1 %% of the peak)", least=0
     ),
     argument(
-        "--fail-over",
-        metavar="2%|500MiB",
+        "--fail-over 2%|500MiB",
         help="exit code 4 where the second peak is above the first by more than so much, or than a share of it; 1 "
         "where that is not known. 0: any growth",
     ),
-    argument("--svg", metavar="FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
+    argument("--svg FILE.svg", help="also write both steps' timelines in one plot: .svg, .png or .pdf"),
     number("--top", "how many nodes to list, the largest change first", least=0, default=8),
     *text_output("comparison"),
-    argument(
-        "--markdown", metavar="FILE|-", help="write a summary for a pull request; `-` writes it instead of the table"
-    ),
+    argument("--markdown FILE|-", help="write a summary for a pull request; `-` writes it instead of the table"),
 )
 
 

@@ -14,7 +14,7 @@ import argparse
 
 from fxmem.cli.parser import argument
 
-ARGUMENTS = (argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"),)
+ARGUMENTS = (argument("shell SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:

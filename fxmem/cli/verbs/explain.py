@@ -38,14 +38,11 @@ if TYPE_CHECKING:
     from fxmem.records.shortage import Explanation
 
 _TARGET = argument(
-    "--target",
-    metavar="NAME|FILE.json",
-    help="the card that ran out (default: the one with the memory that the message names)",
+    "--target NAME|FILE.json", help="the card that ran out (default: the one with the memory that the message names)"
 )._replace(variable=TARGET.variable, group=TARGET.group)
 ARGUMENTS = (
     argument(
-        "file",
-        metavar="FILE|FOLDER|-",
+        "file FILE|FOLDER|-",
         nargs="+",
         help="a text with the message, or what torch.cuda.memory._dump_snapshot wrote; `-` reads standard input; "
         "several texts, or a folder of them, are one job's log",
@@ -53,10 +50,8 @@ ARGUMENTS = (
     *(_TARGET if each is TARGET else each for each in RUNNABLE if each is not TORCH),
     flag("--quick", "with a program or a model: try only changes of one line that often decide, and no checkpoints"),
     *text_output("explanation"),
-    argument(
-        "--markdown", metavar="FILE|-", help="write it as Markdown; `-` writes that to stdout instead of the text"
-    ),
-    argument("--html", metavar="FILE.html", help="of a snapshot: write the page, beside the prediction if any"),
+    argument("--markdown FILE|-", help="write it as Markdown; `-` writes that to stdout instead of the text"),
+    argument("--html FILE.html", help="of a snapshot: write the page, beside the prediction if any"),
 )
 _RANK = re.compile(r"rank[-_]?(\d{1,9})|[/\\](\d{1,9})[/\\][^/\\]*$")
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

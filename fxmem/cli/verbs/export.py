@@ -23,15 +23,12 @@ from fxmem.records.registry import EXPORTERS
 ARGUMENTS = (
     *SUBJECT,
     argument(
-        "--to",
+        "--to FORMAT",
         required=True,
         choices=EXPORTERS,
-        metavar="FORMAT",
         help="; ".join(f"{name}: {brief}" for name, brief in EXPORTERS.briefs.items()),
     ),
-    argument(
-        "-o", "--output", required=True, metavar="FILE|-", help="what to write; `-` is stdout, for all but memory-viz"
-    ),
+    argument("-o", "--output FILE|-", required=True, help="what to write; `-` is stdout, for all but memory-viz"),
 )
 
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from fxmem.records.profile import Profile
     from fxmem.show.plots import StepAfter
 
-_WIDTH = number("--width", "width of the plot, at least 280", least=280, default=960, metavar="PIXELS")
+_WIDTH = number("--width PIXELS", "width of the plot, at least 280", least=280, default=960)
 _OF_GRAPH = grouped(
     "the graph",
     flag("--before", "with --plan: colours and peak as they are without it"),
     argument("--heat", choices=get_args(Heat), default="saved", help="the quantity that colours the boxes"),
     number("--depth", "levels of modules told apart (default: the heaviest are open, up to --max-boxes)"),
-    argument("--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls"),
+    argument("--focus MODULE|peak", help="draw only this module, or the one in which the peak falls"),
     flag("--no-fold", help="draw equal siblings one by one"),
     drawing("about how many boxes there may be"),
 )
@@ -44,9 +44,8 @@ ARGUMENTS = (
     *SUBJECT,
     argument(
         "-o",
-        "--output",
+        "--output FILE.svg",
         required=True,
-        metavar="FILE.svg",
         help="what to write, by its ending: .svg, .png, .pdf or, of the graph, .dot; .png and .pdf need vl-convert "
         "(pip install 'fxmem[image]')",
     ),

@@ -13,7 +13,7 @@ import argparse
 from fxmem.cli.options import COMPILE, GENERATION, INPUTS, LOOP, RANKS, SHARDING, STEP, TARGET, TORCH
 from fxmem.cli.parser import Parser, argument
 
-ARGUMENTS = (argument("topic", nargs="?", metavar="step|COMMAND", help="what to describe; none: the list of commands"),)
+ARGUMENTS = (argument("topic step|COMMAND", nargs="?", help="what to describe; none: the list of commands"),)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:

@@ -33,15 +33,12 @@ if TYPE_CHECKING:
 ARGUMENTS = (
     *RUNNABLE,
     argument(
-        "--dim",
+        "--dim batch|seq|context|NAME:AXIS[,NAME:AXIS]",
         default="batch",
-        metavar="batch|seq|context|NAME:AXIS[,NAME:AXIS]",
         help="batch; seq: dimension 1 of token ids, masks and labels; context: of a generation, prompt and new tokens "
         "together, as the prompt varies; the number of a dimension; or an argument's name and its axis, e.g. x:2,x:3",
     ),
-    argument(
-        "--budget", metavar="BYTES|16GiB", help="what the allocator may have instead; a CUDA context comes on top"
-    ),
+    argument("--budget BYTES|16GiB", help="what the allocator may have instead; a CUDA context comes on top"),
     number("--limit", "try no larger size", least=1, default=65536),
     argument(
         "--goal",
@@ -49,11 +46,9 @@ ARGUMENTS = (
         default="memory",
         help="throughput: also the smallest size, within a tenth, that reaches 95 %% of the best estimated throughput",
     ),
-    argument(
-        "--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model"
-    ),
+    argument("--plan PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model"),
     *text_output("curve"),
-    argument("--svg", metavar="FILE.svg", help="also plot the curve"),
+    argument("--svg FILE.svg", help="also plot the curve"),
 )
 
 

@@ -17,11 +17,7 @@ from pathlib import Path
 from fxmem.cli.parser import argument
 from fxmem.errors import EnvironmentLacksError, UsageError
 
-ARGUMENTS = (
-    argument(
-        "folder", metavar="FOLDER", nargs="?", default=".", help="whose scripts may be run; the working directory"
-    ),
-)
+ARGUMENTS = (argument("folder FOLDER", nargs="?", default=".", help="whose scripts may be run; the working directory"),)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:

@@ -37,8 +37,7 @@ ARGUMENTS = (
     or_program(MODEL_OR_REPORT),
     *ANALYSIS[1:],
     argument(
-        "--budget",
-        metavar="BYTES|8GiB|60%",
+        "--budget BYTES|8GiB|60%",
         help="what the step may take; in bytes, at most what a CUDA context leaves of the target; a share is of its "
         "peak without a plan; exit code 4 if no plan keeps it, or the planned step does not fit the target",
     ),
@@ -62,7 +61,7 @@ ARGUMENTS = (
         "an edit of a line checkpoints",
     ),
     *text_output("plan"),
-    argument("--svg", metavar="FILE.svg", help="also write the annotated graph, the plan's regions boxed"),
+    argument("--svg FILE.svg", help="also write the annotated graph, the plan's regions boxed"),
     STEPS_OF_PROGRAM,
     *PROGRAM,
 )

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 
 ARGUMENTS = (
     *SUBJECT,
-    argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),
+    argument("-o", "--output FILE.html", required=True, help="what to write"),
     OPEN,
     *OVERLAYS,
     argument(
-        "--advice",
-        metavar="ADVICE.json",
+        "--advice ADVICE.json",
         help="what `fxmem advise --json` wrote: its best changes stand on top (default: those of one line, tried here "
         "where it is a model)",
     ),

@@ -39,40 +39,35 @@ ARGUMENTS = (
         help="where the card has no more memory: raise the error there, or go on and say how much is missing",
     ),
     argument(
-        "--compile",
-        metavar="as-is",
+        "--compile as-is",
         choices=(AS_IS,),
         help="compile what the program compiles, as inductor would for the target (default: run it as eager code)",
     ),
     repeatable(
-        "--value",
-        metavar="FILE:LINE=VALUE",
+        "--value FILE:LINE=VALUE",
         help="the value that the program reads there, instead of a made-up one: a number, a list, true, false, or "
         "FILE.npy, FILE.pt; may be repeated",
     ),
     argument(
-        "--routing",
+        "--routing balanced|worst|FILE",
         default="balanced",
-        metavar="balanced|worst|FILE",
         help="how many tokens each expert of a mixture gets: its equal share (default), all tokens of all ranks for "
         "this rank's experts, or as a JSON file says, a list, or a list for each layer by its module's name",
     ),
     argument(
-        "--host",
-        metavar="64GiB|none",
+        "--host 64GiB|none",
         help="the host's memory: whether the program fits it, and until when what it keeps there does (exit code 4); "
         "none: nothing is measured there, and two equal runs answer the same to the byte",
     ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
     number("--max-operators", "stop within a step of more operators than this", least=1, default=MAX_OPERATORS),
-    argument("--keep-files", metavar="DIR", help="move what the program wrote to this folder, instead of dropping it"),
+    argument("--keep-files DIR", help="move what the program wrote to this folder, instead of dropping it"),
     flag("--write", "let the program write its files for real"),
     flag("--network", "let the program send what it would send: pushes to a hub, trackers, posts"),
     *RANKS,
     argument(
-        "--backend",
+        "--backend dask:tcp://HOST:PORT",
         default="loky",
-        metavar="dask:tcp://HOST:PORT",
         help="with --ranks: where the ranks after the first run, a dask cluster that finds the program at the same "
         "path (default: loky, processes of this machine)",
     ),
@@ -80,8 +75,8 @@ ARGUMENTS = (
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),
     flag("-u", "taken as python takes it, and changes nothing: what is printed is not kept back"),
-    argument("program", metavar="PROGRAM", help="the script to run"),
-    argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="its own arguments"),
+    argument("program PROGRAM", help="the script to run"),
+    argument("arguments ...", nargs=argparse.REMAINDER, help="its own arguments"),
 )
 
 

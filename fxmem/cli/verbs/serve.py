@@ -28,7 +28,7 @@ ADDRESS = "127.0.0.1"
 
 ARGUMENTS = (
     *ANALYSIS,
-    argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
+    argument("--budget BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
     number("--port", "the port; 0: any that is free", default=0),
 )
 

@@ -24,7 +24,7 @@ from fxmem.records.units import format_bytes
 ARGUMENTS = (
     MODEL,
     *(each for each in STEP if each.names[0] not in ("--batch", "--mode", "--inference-mode")),
-    argument("--cards", metavar="64xh100|h100", help="how many of which card, or as few of 1, 2, 4, ... as it fits"),
+    argument("--cards 64xh100|h100", help="how many of which card, or as few of 1, 2, 4, ... as it fits"),
     number(
         "--batch",
         "batch size of an optimizer step on all cards, which ranks and micro-batches share",

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _OF_LINES = grouped(
     "with --by line",
     repeatable(
-        "--file",
-        metavar="PATH",
+        "--file PATH",
         help="show this file, or those below this folder, and count what others do for its lines that called them; "
         "repeatable (default: your own files)",
     ),

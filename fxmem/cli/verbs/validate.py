@@ -35,26 +35,22 @@ ARGUMENTS = (
         help="where to run: this machine's CPU or its NVIDIA GPU",
     ),
     argument(
-        "--snapshot",
-        metavar="FILE.pickle",
-        help="run nothing: compare with what torch.cuda.memory._dump_snapshot wrote on a card",
+        "--snapshot FILE.pickle", help="run nothing: compare with what torch.cuda.memory._dump_snapshot wrote on a card"
     ),
-    argument("--target", metavar="NAME|FILE.json", help="the card that the snapshot was made on"),
+    argument("--target NAME|FILE.json", help="the card that the snapshot was made on"),
     argument(
-        "--tolerance",
+        "--tolerance FRACTION",
         type=float,
         default=0.01,
-        metavar="FRACTION",
         help="largest error allowed, on the CPU with kernels' own workspace set aside; beyond it the exit code is 4",
     ),
     *COMPILE,
     STEPS_OF_PROGRAM,
     argument(
-        "--share",
-        metavar="FILE.json",
+        "--share FILE.json",
         help="also write the figures, versions and settings for others: no code, no path, nothing is sent",
     ),
-    argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
+    argument("--json FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
     *PROGRAM,
 )
 
