@@ -173,16 +173,9 @@ def lightning_callback(report: Prediction, *, steps: int = 3, refuse: bool = Fal
     return FirstSteps()
 
 
-def _is_to_come(prediction: Prediction) -> bool:
-    """Whether the program is being recorded to make this report, which is not there yet."""
-    return isinstance(prediction, str | Path) and is_recording() and not Path(prediction).exists()
-
-
 def _load(prediction: Prediction) -> Report:
-    if isinstance(prediction, Report):
-        report = prediction
-    else:
-        report = prediction.report() if isinstance(prediction, ProfiledStep) else load_report(Path(prediction))
+    given = prediction.report() if isinstance(prediction, ProfiledStep) else prediction
+    report = given if isinstance(given, Report) else load_report(Path(given))
     if report.peak.allocated_bytes is None:
         raise UsageError("expected a prediction for a card, got one for the CPU: make it with --target")
     return report
@@ -195,7 +188,8 @@ class _FirstSteps:
         if steps < 1:
             raise UsageError(f"expected steps of at least 1, got {steps}")
         self._left = 0
-        self._is_to_come = _is_to_come(prediction)
+        # The program is being recorded to make this report, which is not there yet.
+        self._is_to_come = isinstance(prediction, str | Path) and is_recording() and not Path(prediction).exists()
         if self._is_to_come:
             return
         report = _load(prediction)

@@ -170,11 +170,6 @@ def _flash_backward_by_rows(call: Call) -> Events:
     return *dense, *_grads(), *floats, *(alloc(f"grad_{what} of every query head", expanded) for what in names)
 
 
-def _efficient_by_rows(call: Call) -> Events:
-    """The same of `(B, S, H, D)`, and of packed sequences with one batch of all tokens."""
-    return _efficient(_by_heads(call, 3))
-
-
 def _efficient_backward_by_rows(call: Call) -> Events:
     """The same of `(B, S, H, D)`. Of packed sequences the workspace is that of as many of the largest length."""
     given = _by_heads(call, 4, *[None] * 5, call.args[11])
@@ -412,7 +407,8 @@ ROWS = {
     "transformers/cuda/attention.cu, attention_backward.cu": {
         "_scaled_dot_product_efficient_attention": _attention(_efficient),
         "_scaled_dot_product_efficient_attention_backward": Operator(_backward_flops, cuda=_efficient_backward),
-        "_efficient_attention_forward": _by_rows(_efficient_by_rows),
+        # The same of `(B, S, H, D)`, and of packed sequences with one batch of all tokens.
+        "_efficient_attention_forward": _by_rows(lambda call: _efficient(_by_heads(call, 3))),
         "_efficient_attention_backward": replace(_BACKWARD_BY_ROWS, cuda=_efficient_backward_by_rows),
         "_cudnn_attention_forward": _UNCOUNTED,
     },

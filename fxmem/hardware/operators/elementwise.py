@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxmem.hardware.hidden_memory import Events, alloc, free, output
-from fxmem.hardware.operators.registry import Call, NamedCall, Operator, count_factors, dense_gradient
+from fxmem.hardware.operators.registry import Call, Operator, count_factors, dense_gradient
 from fxmem.hardware.tensor_layouts import HALF, ITEM_BYTES
 
 
@@ -47,16 +47,6 @@ def _dropout_backward_on_cpu(call: Call) -> Events:
     """`native_dropout_backward` (Dropout.cpp): the mask in the gradient's dtype, the product unscaled."""
     nbytes = call.made.nbytes
     return alloc("mask", nbytes), alloc("product", nbytes), *free("mask"), output("gradient")
-
-
-def _gelu_backward(c: NamedCall) -> int:
-    """dy (cdf + x pdf), cdf = (1 + erf(x / sqrt(2))) / 2 (4), pdf = c exp(-x x / 2) (4).
-
-    With tanh: t = tanh(b (x + k x x x)) (6), i = b (1 + 3 k x x) (3: x x is there), dy ((1 + t) / 2 + x / 2 (1 - t t)
-    i) (9).
-    """
-    made: int = c.made
-    return made * (18 if c.approximate == "tanh" else 11)
 
 
 ROWS = {
@@ -101,7 +91,9 @@ ROWS = {
         "elu_backward": Operator(lambda c: c.made * (3 if c.is_result else 4)),  # dy b (y + a), dy a exp(b x)
         # x / 2 (1 + tanh(b (x + k x x x))), x / 2 (1 + erf(x / sqrt(2)))
         "gelu": Operator(lambda c: c.made * (9 if c.approximate == "tanh" else 5)),
-        "gelu_backward": Operator(_gelu_backward, cpu=dense_gradient),
+        # dy (cdf + x pdf), cdf = (1 + erf(x / sqrt(2))) / 2 (4), pdf = c exp(-x x / 2) (4). With tanh: t = tanh(b (x +
+        # k x x x)) (6), i = b (1 + 3 k x x) (3: x x is there), dy ((1 + t) / 2 + x / 2 (1 - t t) i) (9).
+        "gelu_backward": Operator(lambda c: c.made * (18 if c.approximate == "tanh" else 11), cpu=dense_gradient),
         "glu": Operator(5),  # a sigmoid(b)
         "glu_backward": Operator(lambda c: 9 * c.read),  # s = sigmoid(b), da = dy s, db = (1 - s) s dy a
         "hardsigmoid": Operator(4),  # min(max(x + 3, 0), 6) / 6

@@ -24,11 +24,6 @@ def _flops(per_element: int, *factors: str) -> FlopRule:
     return rule
 
 
-def _with_logits(c: NamedCall) -> int:
-    """(1 - t) x - log_sigmoid(x), the second term times 1 + (pos_weight - 1) t."""
-    return _flops(9 + 4 * (c.pos_weight is not None), "weight")(c)
-
-
 def _nll(c: NamedCall) -> int:
     """-x[t], times weight; a weighted mean also sums the weights. Targets to be ignored cannot be told from shapes, and
     count."""
@@ -76,7 +71,8 @@ ROWS = {
         "binary_cross_entropy_backward": Operator(  # dy (x - t) / max((1 - x) x, eps)
             lambda c: c.made * (6 + (c.weight is not None) + (c.reduction == _MEAN))
         ),
-        "binary_cross_entropy_with_logits": Operator(_with_logits),
+        # (1 - t) x - log_sigmoid(x), the second term times 1 + (pos_weight - 1) t.
+        "binary_cross_entropy_with_logits": Operator(lambda c: _flops(9 + 4 * (c.pos_weight is not None), "weight")(c)),
         "multi_margin_loss multi_margin_loss_backward": Operator(uncounted="rare in models"),
     },
     "LossNLL.cpp, LossNLL2d.cpp, cuda/Loss.cu, cuda/NLLLoss2d.cu": {

@@ -32,13 +32,6 @@ def _normalize_backward(n: int, g: int, weight: TensorLayout | None, mask: Seque
     return 2 * n * (mask[0] or mask[1]) + of_input + 2 * n * mask[1] + n * mask[2]
 
 
-def _rms_norm(c: NamedCall) -> int:
-    """Mean of squares (2n + g), 1 / sqrt(it + eps) (2g), x rstd (n), times weight (n)."""
-    n: int = c.made
-    g: int = c.result[1].numel
-    return 3 * n + 3 * g + n * (c.weight is not None)
-
-
 def _rms_norm_backward(c: NamedCall) -> int:
     """x^ = x rstd (n); dx = rstd (w dy - x^ mean(w dy x^)) (5n + g, and n for w); dw = sum(dy x^) (2n)."""
     n: int = c.read
@@ -239,7 +232,10 @@ ROWS = {
             cuda=_sums_by_row_block,
             copies=((1,), (0,)),
         ),
-        "_fused_rms_norm": Operator(_rms_norm, copies=((0,), ())),
+        # Mean of squares (2n + g), 1 / sqrt(it + eps) (2g), x rstd (n), times weight (n).
+        "_fused_rms_norm": Operator(
+            lambda c: (3 + (c.weight is not None)) * c.made + 3 * c.result[1].numel, copies=((0,), ())
+        ),
         "_fused_rms_norm_backward": Operator(_rms_norm_backward, cuda=_sums_by_row_block, copies=((1,), (0,))),
     },
     "group_norm.cpp, cuda/group_norm_kernel.cu, cpu/group_norm_kernel.cpp": {

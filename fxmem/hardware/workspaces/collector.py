@@ -325,7 +325,7 @@ class Collector(CpuCollector):
         own, asked = find_release(self._torch_version)[0].cudnn, [each.version for each in self._cudnns]
         least = ".".join(map(str, OLDEST))
         is_late = version_number(own) >= version_number(f"{least}.0")
-        nearest = _minor(own) if is_late else least
+        nearest = ".".join(own.split(".")[:2]) if is_late else least
         why = "is not at hand" if is_late else f"is older than {least}, the first that can be asked without a driver"
         counted = f"counted are those of {asked[0]}"
         if names := self.asked_cudnns():
@@ -369,10 +369,6 @@ def _lay_out(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_lay_out(each) for each in value] if isinstance(value, list) else tuple(map(_lay_out, value))
     return value
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def _join(words: Sequence[str]) -> str:
