@@ -490,6 +490,7 @@ ALLOWED = {
     ("simulation/processes/executor.py", "importlib.util.find_spec"): "whether dask is installed",
     ("simulation/kernels/packages/transformer_engine_torch.py", "__import__"): "a module of rows, by its own name",
     ("simulation/kernels/packages/transformer_engine_torch.py", "importlib.metadata.version"): "which release of it",
+    ("simulation/engines/releases.py", "importlib.metadata.version"): "which release of an engine is installed",
     **dict.fromkeys(
         (
             ("simulation/kernels/subclass_ways.py", f"importlib.util.{each}")

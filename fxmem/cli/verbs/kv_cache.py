@@ -27,19 +27,15 @@ ARGUMENTS = (
     *(each for each in INPUTS if each.names[0] in ("--set", "--download")),
     *(each for each in STEP if each.names[0] in _OF_THE_STEP),
     TARGET,
-    argument(
-        "--engine", default=ENGINES[0], metavar="ENGINE[@RELEASE]", help="vllm, sglang, or a release of it: vllm@0.19"
-    ),
-    argument("--mesh", default="", metavar="tp=4[,pp=2]", help="how cards share the model: each layer by 4, 2 stages"),
+    argument("--engine ENGINE[@RELEASE]", default=ENGINES[0], help="vllm, sglang, or a release of it: vllm@0.19"),
+    argument("--mesh tp=4[,pp=2]", help="how cards share the model: each layer by 4, 2 stages"),
     argument("--quantize", choices=("fp8",), help="linear layers quantised as they are loaded (vLLM's --quantization)"),
     argument("--kv-dtype", choices=KV_DTYPES, default=KV_DTYPES[0], help="of keys and values (--kv-cache-dtype)"),
-    argument("--utilization", type=float, metavar="SHARE", help="of the card's memory, for the engine (0.92)"),
+    argument("--utilization SHARE", type=float, help="of the card's memory, for the engine (0.92)"),
     number("--max-batched-tokens", "tokens of a forward (8192 on a card of 70 GiB or more that is no A100, else 2048)"),
     number("--max-seqs", "sequences at a time (1024 on such a card, else 256)"),
     number("--block-size", "tokens of a block of the cache", default=16),
-    argument(
-        "--context", default="2048,8192,32768", metavar="N[,N]...", help="lengths of sequences of which to say how many"
-    ),
+    argument("--context N[,N]...", default="2048,8192,32768", help="lengths of sequences of which to say how many"),
     flag("--eager", help="no CUDA graphs (vLLM's --enforce-eager)"),
     *text_output("result"),
 )
@@ -74,7 +70,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             max_batched_tokens=options.max_batched_tokens,
             max_seqs=options.max_seqs,
             block_size=options.block_size,
-            mesh=options.mesh,
+            mesh=options.mesh or "",
             kv_dtype=options.kv_dtype,
             quantization=options.quantize or packed,
             contexts=[int(word) for word in lengths],
