@@ -49,16 +49,15 @@ def search(
 
     Between what fits and what does not, the next size is in the middle of where the line through the two nearest points
     says that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the room; after a
-    step that did not halve what was left, it is in the middle of that. The line is in the power of the size that three
-    points are nearest to. What was seen where the room is between both kinds of bytes says which of them counts. Before
-    anything failed to fit, the line is followed upwards; after two steps that did not double the size together, it
-    doubles. Ends with `n` that fits and `n + 1` that does not both measured, with `limit` that fits, or with 1 that
-    does not.
+    step that did not halve what was left, it is in the middle of that. Before anything failed to fit, the line is
+    followed upwards; after two steps that did not double the size together, it doubles. Ends with `n` that fits and `n
+    + 1` that does not both measured, with `limit` that fits, or with 1 that does not.
 
     A size at which the model cannot run does not fit; one below every size that ran is taken to be too small for it.
 
-    With a `unit` above 1 a size may be the side of an image: multiples of it come first, and before there are three
-    points, a size is at most eight times what fits. With a `grain` it ends with neighbours that are so far apart.
+    With a `unit` above 1 a size may be the side of an image: multiples of it come first, the line is in the power of
+    the size that three points are nearest to, and before there are three, a size is at most eight times what fits. With
+    a `grain` it ends with neighbours that are so far apart.
 
     What is interrupted says between which sizes it was, in a note of the exception.
     """
@@ -110,11 +109,6 @@ def _propose_size(
         # fit.
         size = surely if 4 * surely >= 5 * below else hardly + 1
     else:
-        seen = {
-            each.fits for each in points.values() if (each.counted_bytes or room) < room < (each.reserved_bytes or 0)
-        }
-        if len(seen) == 1:
-            surely = hardly = hardly if seen == {True} else surely
         size = (min(max(surely, below), above - 1) + min(max(hardly + 1, below + 1), above)) // 2
     if unit > 1 and nothing_failed and len(points) < 3:
         size = min(size, 8 * below)
@@ -135,7 +129,7 @@ def _reach(points: Mapping[int, Point], room: int, below: int, above: int, unit:
         return None, None
 
     near = sorted({*under[-2:], *over[:1]}) if over else under[-3:]
-    power = 1 if len(near) < 3 else _find_power([(size, points[size].counted_bytes or 0) for size in near])
+    power = 1 if unit == 1 or len(near) < 3 else _find_power([(size, points[size].counted_bytes or 0) for size in near])
 
     def cross(figure: Callable[[Point], int | None]) -> int | None:
         (one, low), (other, high) = ((size, figure(points[size]) or 0) for size in pair)
@@ -200,7 +194,7 @@ _SHARES = tuple(map(Fraction, ("1/4", "1/2", "2", "4")))
 """Of the second of two sizes where both grow together: at each, the largest first one is looked for, too."""
 _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
-read it; of a generation none, each of which takes as long as all its tokens."""
+read it."""
 
 
 def max_batch(  # noqa: PLR0913 - the settings of the public API, by keyword
@@ -345,8 +339,7 @@ def _measure_sizes(
     unit = _UNIT if isinstance(work.source, StepSource) else 1
     points = search(measure, room, start=first, limit=limit, unit=unit)
     largest, tried = _find_largest(points), {_size(point) for point in points}
-    is_slow = isinstance(work.source, ModelSource) and isinstance(work.source.step, Generation)
-    quarters = {(largest or 0) * quarter // 4 for quarter in (() if is_slow else _CURVE_QUARTERS)}
+    quarters = {(largest or 0) * quarter // 4 for quarter in _CURVE_QUARTERS}
     quarters = {each // unit * unit if each > unit else each for each in quarters} - {0} - tried
     for made in work.measure(work.source.at(card, size=size) for size in sorted(quarters)):
         points += made
@@ -416,7 +409,9 @@ def _find_room(target: Target, budget: BudgetLike | None) -> int:
     """The bytes that the allocator may have."""
     if budget is None:
         if (room := room_bytes(target)) is None:
-            raise UsageError(f"expected a budget such as 16GiB: the memory of target {target.name!r} is not known")
+            raise UsageError(
+                f"expected a budget such as 16GiB, because the memory of target {target.name!r} is not known"
+            )
         return room
     return parse_bytes(budget).nbytes
 

@@ -130,7 +130,9 @@ def _list_tensors(tensors: _Tensors) -> str:
 def _shared_dims(tensors: _Tensors, axis: int) -> list[tuple[int, int]]:
     shape = tensors[0][1].shape
     if not 0 <= axis < len(shape):
-        raise UsageError(f"expected an axis of the first input, got {axis}; the inputs are {_list_tensors(tensors)}")
+        raise UsageError(
+            f"expected a dimension that the first input has, got {axis}; the inputs are {_list_tensors(tensors)}"
+        )
     return [
         (number, axis)
         for number, (_, tensor) in enumerate(tensors)

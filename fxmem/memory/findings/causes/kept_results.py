@@ -62,7 +62,9 @@ def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
 
 def _find_change(grown: Growth) -> str:
     if grown.holder == OWN_GRAPH:
-        return "torch.autograd.grad(..., create_graph=True), which keeps none; or .grad = None after its use"
+        return (
+            "torch.autograd.grad(..., create_graph=True), which keeps none, in its place; or .grad = None after its use"
+        )
     if not grown.holder:
         return ".detach() of a result in the saved-tensor hook, or the attribute of ctx, that keeps it with its graph"
     if grown.holder.rpartition(".")[0] in ("all_preds", "all_labels", "all_losses", "all_inputs"):
