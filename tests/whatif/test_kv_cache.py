@@ -116,15 +116,30 @@ def test_all_published_starts():
             hold(case)
 
 
+WEIGHTS = {
+    "Mistral-Small-24B W8A8, vLLM 0.19.0, H100": 0.03,
+    "Mistral-Small-24B W8A8, tp2, vLLM 0.19.0, H100": 0.045,
+    "Qwen2.5-7B, vLLM 0.22.0, 44.5 GiB": 0.045,
+}
+PEAKS = {
+    "CodeLlama-7b, vLLM 0.19.0, H100": 0.018,
+    "granite-3.1-8b, vLLM 0.19.0, H100": 0.018,
+    "Qwen3-32B, vLLM 0.11.0, H100": 0.0115,
+    "Qwen3-14B, vLLM 0.15.0, H100": 0.0115,
+    "Qwen3-14B, vLLM 0.16.0, H100": 0.0115,
+}
+"""GiB by which starts are off whose weights, or whose profile run, are not met to 0.01."""
+
+
 def hold(case):
-    """Weights, profile run, keys and values are those of the log: within 0.5 %, or in the range."""
+    """Weights and profile run are those of the log, keys and values within 0.5 %, or in the range."""
     found = read(predict(case))
     # cuBLAS keeps 32 MiB in the torch of those starts, and none in 2.15
     less = 0 if find_release(torch.__version__)[0].keeps_workspaces else 32 / 1024
     if case["weights"] is not None and "gpt-oss" not in case["name"]:
-        assert found["weights"][0] == pytest.approx(case["weights"], abs=0.045)
+        assert found["weights"][0] == pytest.approx(case["weights"], abs=WEIGHTS.get(case["name"], 0.0065))
     if case["peak"] is not None:
-        spread = max(0.021 * case["peak"], 0.01)
+        spread = PEAKS.get(case["name"], 0.01)
         assert case["peak"] - less - spread <= found["peak"][0] <= case["peak"] + spread
     if case["kv"] is not None:
         low, high = found["kv"]

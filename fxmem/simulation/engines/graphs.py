@@ -1,7 +1,7 @@
 """What an engine's CUDA graphs take: those of all batches that it captures.
 
 With FlashAttention 3, what a captured decode step keeps of its partial sums is 32 rows of a token's heads in single
-precision for each token of the largest batch: eight starts logged it to 4 MiB (`FULL CUDA graph memory`). The rest is a
+precision for each token of the largest batch: 33 starts logged 0 to 10 MiB more for the first of them. The rest is a
 straight line through 16 starts of vLLM 0.19 on H100 with 51 sizes each (benchmarks/published/serving.json): what the
 driver keeps of a graph, by layers, and what the products of the largest batch are. Of all 21 starts of dense models it
 is off by 4 % in the mean and 12 % at most, of layers in 8 bits; of experts there are too few starts.

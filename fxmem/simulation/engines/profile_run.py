@@ -30,7 +30,7 @@ class ProfileSettings(NamedTuple):
     samples: bool = True
     """Whether this card has the model's head."""
     keeps_experts: bool = True
-    """Whether the kernels of experts keep what they work in: those of unpacked weights do."""
+    """Whether the kernels of experts keep what they work in: all but those of MXFP4 do."""
     quantizes_inputs: bool = False
     """Whether what is multiplied is quantised, too, into a byte an element."""
     is_alone: bool = True

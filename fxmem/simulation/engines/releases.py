@@ -69,7 +69,7 @@ class Engine(Record):
     graphs: tuple[int, ...] = ()
     """Least and most of CUDA graphs, where they are not those of `graphs.py`."""
     cold: int = 0
-    """What compiling takes of a first start at most; it is in what is measured."""
+    """What compiling took of a first start, where that is in what is measured; larger models took more."""
     held_to: tuple[str, ...]
     """Starts in benchmarks/published/serving.json."""
 
