@@ -11,9 +11,9 @@ from fxmem.records.parts import Schedule
 from fxmem.records.profile import Assumption, ProgramRun
 from fxmem.records.units import STEPS
 from fxmem.simulation.run.listeners import register
-from fxmem.simulation.run.loops import find_following, find_schedules
 from fxmem.simulation.run.program_parts import ProgramParts
 from fxmem.simulation.run.round_listener import RoundListener, RoundOver
+from fxmem.simulation.run.schedules import find_following, find_schedules
 
 
 class LaterWork(RoundListener):
