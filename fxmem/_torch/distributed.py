@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fxmem._torch.common import TORCH_VERSION, FakeTensor, nested, no_modes, patch, replace_all, wrap
+from fxmem._torch.modules import patch_when_imported
 
 
 class GroupFacts(NamedTuple):
@@ -506,3 +507,16 @@ def refuse_schedules(refuse: Callable[[str], None]) -> AbstractContextManager[No
     schedules = sys.modules.get("torch.distributed.pipelining.schedules")
     hooked = [(getattr(schedules, name, None), "__init__", refusing(name)) for name in _HOOKED_SCHEDULES]
     return replace_all([each for each in hooked if each[0] is not None])
+
+
+def saves_of_one_rank() -> AbstractContextManager[None]:
+    """Let `torch.distributed.checkpoint` save inside, where it has one rank's plan alone: that all parts of each tensor
+    are there, it finds only in all ranks' (`_validate_global_plan`, since 2.0; in 2.15 a list of complaints)."""
+
+    def validate(original: Callable[..., Any], *args: Any) -> Any:
+        return True if inspect.signature(original).return_annotation in (bool, "bool") else []
+
+    return patch_when_imported({_PLANNER: lambda module: [wrap(module, "_validate_global_plan", validate)]})
+
+
+_PLANNER: Final = "torch.distributed.checkpoint.default_planner"

@@ -403,9 +403,19 @@ class Schedule(Record):
     every: int | None
     """None: once its steps are over."""
     counter: str = Field(default="", exclude_if=lambda value: not value)
-    """What it counts in the place of steps, as epochs: no recorded step changed it. Empty where it counts steps."""
+    """What it counts in the place of steps, as epochs: no recorded step changed it; or what comes to `at`. Empty where
+    it counts steps."""
+    at: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What it counts when it is done, once; None where it is done again and again, or that is not known."""
     calls: str = Field(default="", exclude_if=lambda value: not value)
     """`file:line` where it calls a model and no step did; empty where it calls none."""
+    saves: str = Field(default="", exclude_if=lambda value: not value)
+    """`file:line` where it saves what is trained, and no step did; empty where it does not."""
+    ran: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether it was brought forward: done once after the recorded steps."""
+    requested_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The most requested at once while it was done, or in the step after it where it changes how the program trains;
+    None where it was not, or there is no card."""
 
 
 def find_large(grown: Sequence[Growth]) -> list[Growth]:

@@ -85,6 +85,8 @@ class Phase(StrEnum):
     """Of a recorded program: a call of a model's `generate`, or of an engine's."""
     SYNC = "sync"
     """Of a recorded program: an engine takes the weights of the model that is trained."""
+    SAVE = "save"
+    """Of a recorded program: it saves what it trains."""
     PREFILL = "prefill"
     """Of a generation: the forward over the prompt, and what comes before it."""
     DECODE = "decode"
@@ -382,6 +384,8 @@ class PartOfRound(Record):
     @property
     def title(self) -> str:
         """Phase and model, in words. Untrusted text."""
+        if self.phase is Phase.SAVE:
+            return f"saving at {self.model}"
         if self.phase is not Phase.FORWARD:
             return f"{self.phase} of {self.model}" if self.model else self.phase
         if not self.model:
@@ -504,8 +508,8 @@ class ProgramRun(Record):
     """Who keeps more after the first step of each further optimizer that the program makes, as for each fold or each
     trial; these are the steps of it."""
     schedules: Many[Schedule] = Field(default=(), exclude_if=lambda value: not value)
-    """What its loop does every so many steps, more than ran, so that at most one did it; and what follows its loop,
-    calls a model and did not run."""
+    """What its loop does every so many steps, more than ran, so that at most one did it; what it does later, and did
+    once after the recorded steps; and what follows its loop, calls a model or saves, and did not run."""
     longest: LongestBatch | None = Field(default=None, exclude_if=lambda value: value is None)
     """Where the batches of its loader have different lengths; None where they do not, or it has none."""
     evaluations: Many[EvaluationPass] = Field(default=(), exclude_if=lambda value: not value)

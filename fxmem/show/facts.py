@@ -368,9 +368,11 @@ def _describe_unfinished(profile: Headed) -> str:
         return ""
     passes = [each for each in program.evaluations if each.is_carried_on]
     named = [f"with {each.share} of the {each.title}" for each in passes]
-    calls = [each.calls for each in program.schedules if each.calls]
+    left = [each for each in program.schedules if not each.ran]
+    calls, saves = [each.calls for each in left if each.calls], [each.saves for each in left if each.saves]
     call = "the call of a model" if len(calls) == 1 else "the calls of models"
     named += [f"without {call} at {' and '.join(calls)}"] if calls else []
+    named += [f"without saving at {' and '.join(saves)}"] if saves else []
     return f", {' and '.join(named)}" if named else ""
 
 

@@ -24,6 +24,7 @@ from fxmem.records.parts import (
     LongestBatch,
     RankClass,
     RankedStep,
+    Schedule,
     TimedChoice,
     find_large,
 )
@@ -76,7 +77,7 @@ def describe_growth(profile: Profile, *, has_run_out: bool = False) -> str:
         return words
     step, alive = ahead.points[-1]
     if ahead.is_full:
-        sooner = [each for each in program.schedules if not each.counter and 0 < (each.every or 0) < step]
+        sooner = [each for each in program.schedules if not (each.counter or each.ran) and 0 < (each.every or 0) < step]
         by = f", or sooner in what {sooner[0].place} does every {sooner[0].every:,}" if sooner else ""
         return f"{words}, out of memory at about step {step:,}{by}"
     return f"{words} until step {step:,}, to {format_bytes(alive)}"
@@ -108,9 +109,11 @@ def growth_facts(step: Step) -> Facts:
 
 
 def later_facts(program: ProgramRun) -> Facts:
-    """A line for each place that calls a model and has not run: the verdict does not know what it takes."""
+    """A line for each place that was brought forward, and for each that calls a model or saves and has not run: the
+    verdict does not know what it takes."""
+    ran = [_describe_taken(each) for each in program.schedules if each.ran]
     lines = [
-        f"{each.calls} calls a model and did not run: "
+        f"{each.calls or each.saves} {'calls a model' if each.calls else 'saves'} and did not run: "
         + (
             f"it comes after the steps, at {each.place}; --until end runs it"
             if each.every is None
@@ -120,9 +123,22 @@ def later_facts(program: ProgramRun) -> Facts:
             "end runs it"
         )
         for each in program.schedules
-        if each.calls
+        if (each.calls or each.saves) and not each.ran
     ]
-    return make_printable([Fact("" if index else "Not run", line) for index, line in enumerate(lines)])
+    found = [Fact("" if index else "Later", line) for index, line in enumerate(ran)]
+    return make_printable([*found, *(Fact("" if index else "Not run", line) for index, line in enumerate(lines))])
+
+
+def _describe_taken(of: Schedule) -> str:
+    """`train.py:88 saves every 500 steps: 71.2 GiB requested at most`, of what was brought forward."""
+    does = " and ".join([*(["calls a model"] if of.calls else []), *(["saves"] if of.saves else [])])
+    counted = f"of `{of.counter}`" if of.counter else "steps"
+    once = "once" if of.at is None else f"where `{of.counter}` comes to {of.at:,}"
+    when = f"every {of.every:,} {counted}" if of.every else once
+    most = "" if of.requested_bytes is None else f": {format_bytes(of.requested_bytes)} requested at most"
+    if not does:
+        return f"{of.place} changes how it trains {when}; the step after it{most}"
+    return f"{of.saves or of.calls} {does} {when}{most}"
 
 
 def evaluation_facts(program: ProgramRun) -> Facts:
@@ -258,11 +274,18 @@ def rank_facts(about: Headed) -> Facts:
         rate = bytes_per_second(about.target, group)
         time = "" if rate is None else f", {1e3 * nbytes / rate:.3g} ms at {rate / 1e9:.0f} GB/s"
         name = "all ranks" if group.name == "all ranks" else printable(f"{group.name} of {group.size}")
-        facts.append(Fact("" if index else "Sends", f"{name}: {format_bytes(nbytes)} a step in {kinds}{time}"))
+        which = "a step" if _shows_step(about) else "within what the table is of,"
+        facts.append(Fact("" if index else "Sends", f"{name}: {format_bytes(nbytes)} {which} in {kinds}{time}"))
     if ranks.host_bytes:
         what = f"{format_bytes(ranks.host_bytes)} a rank: parameters, gradients and optimizer state"
         facts.append(Fact("Host", what))
     return facts
+
+
+def _shows_step(about: Headed) -> bool:
+    """Whether the round that the profile is of is a step, and nothing beside it."""
+    program = about.step.program
+    return program is None or not 0 < program.shown <= len(program.rounds) or program.rounds[program.shown - 1].is_whole
 
 
 def _describe_class(members: RankClass, ranks: RankedStep) -> str:
@@ -368,16 +391,21 @@ def _micro_batch_facts(profile: Profile) -> Facts:
 
 def _part_facts(program: ProgramRun) -> Facts:
     """The phases of the round that the profile is of, or of the last that has some, each with its own peak."""
-    rounds = [(number, each) for number, each in enumerate(program.rounds, 1) if each.parts]
+    rounds = [(number, each) for number, each in enumerate(program.rounds, 1) if any(_parts_shown(each))]
     found = next((each for each in rounds if each[0] == program.shown), rounds[-1] if rounds else None)
     if found is None:
         return []
-    lines = _describe_parts(found[1].parts)
+    lines = _describe_parts([*_parts_shown(found[1])])
     which = f"step {found[0]}{'' if found[0] == program.shown else ', which the table is not of'}"
     return [
         Fact("" if index else "Phases", line)
         for index, line in enumerate([f"of {which}, each with its own peak", *lines])
     ]
+
+
+def _parts_shown(of: Round) -> Iterator[PartOfRound]:
+    """Those of a round that does more than a plain step, without what `Later` says."""
+    yield from (each for each in of.parts if each.phase is not Phase.SAVE)
 
 
 def _describe_parts(parts: Sequence[PartOfRound]) -> Iterator[str]:

@@ -128,7 +128,7 @@ class RecordedCode(Subject):
                     self.rounds.finish()
                 raise
             except Enough:
-                if self.rounds.cut or self.rounds.is_cut_after:
+                if self.rounds.cut or self.rounds.is_cut_after or self.watch.parts.branches.is_leaving:
                     self.rounds.finish()
                 raise
         self.rounds.finish(is_over=True)

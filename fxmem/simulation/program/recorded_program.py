@@ -183,8 +183,9 @@ class RecordedProgram(ProfiledStep):
 
     @property
     def is_after(self) -> bool:
-        """Whether what follows the epoch runs, which was ended before its end."""
-        return self._code.watch.parts.loaders.is_after
+        """Whether what follows the epoch runs, which was ended before its end, or what comes later."""
+        loaders = self._code.watch.parts.loaders
+        return loaders.is_after or loaders.was_ahead
 
     def note_stop(self, settings: RunSettings) -> None:
         """Note that the program was ended, and why."""
@@ -206,6 +207,8 @@ class RecordedProgram(ProfiledStep):
             also = ", and within what follows the epoch, which takes long"
         elif self._code.watch.parts.evaluations.have_begun:
             also = " and what follows the epoch"
+        elif self._code.watch.parts.branches.taken or any(each.ran for each in self.program.schedules):
+            also = " and what comes later"
         return f"stopped after step {len(self.program.steps)}{also}"
 
     def note_end(self, settings: RunSettings) -> None:
@@ -219,8 +222,9 @@ class RecordedProgram(ProfiledStep):
     def note_afterwards(self, error: BaseException) -> None:
         """Note that what follows an epoch raised. The steps before stand: its batches are few, and its numbers made up,
         so that the error may come of these."""
+        self._code.watch.parts.branches.has_raised = True
         raised = f"{describe_end(error)}{self._code.notes.explain(error)}"
-        self.ending = f"{self._describe_stop()}; what follows the epoch raised {raised}"
+        self.ending = f"{self._describe_stop()}; what follows raised {raised}"
 
     def note_exception(self, error: BaseException) -> None:
         """Note what the program raised, and which made-up value it may come of; or that the card had no more memory."""

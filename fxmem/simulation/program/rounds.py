@@ -208,7 +208,7 @@ class Rounds(RoundRule):
     def module_called(self, module: torch.nn.Module) -> None:
         """A root is about to be called: forward or evaluation, if the phase was another."""
         self._end_long_round()
-        if any(each.is_done for each in self._listeners):
+        if any(each.ends_before(module) for each in self._listeners):
             self._end()
         self._end_what_takes_long()
         for each in self._listeners:
@@ -276,6 +276,25 @@ class Rounds(RoundRule):
             if self._log.phase is phase:
                 self._enter(before)
                 self._begin_part(before)
+
+    @contextlib.contextmanager
+    def saving(self, place: str) -> Iterator[None]:
+        """What the program trains is saved inside, at a place of its own."""
+        before = self._log.phase
+        if before in (Phase.BACKWARD, Phase.SAVE) or self._in_step:
+            yield
+            return
+        self._enter(Phase.SAVE)
+        self._begin_part(Phase.SAVE, place)
+        try:
+            yield
+        finally:
+            if self._log.phase is Phase.SAVE:
+                self._log.set_phase(before)
+                self._begin_part(before)
+                if before is Phase.OPTIMIZER:
+                    self._recording.nodes.resume_call(OPTIMIZER)
+                    self._recording.tracer.pause()
 
     def function_called(self) -> None:
         """A compiled function is about to be called, within no module."""
@@ -408,6 +427,8 @@ class Rounds(RoundRule):
         if any(ends):
             self.finish()
             self._start()
+            if any(each.goes_beyond() for each in self._listeners):
+                return
             self._end()
         self.refusals.end_step()
         self.finished.append(self._close(len(self.finished) + 1))
@@ -477,11 +498,13 @@ class Rounds(RoundRule):
 
     def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
         """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
-        optimizers make their state. One that allocates the same as the round shown is not looked at again."""
+        optimizers make their state; what is no whole step only where it is higher. One that allocates the same as the
+        round shown is not looked at again."""
         if self.shown is None:
             return True
         highest = self.shown.record.requested_bytes
-        return record.requested_bytes > highest or (record.requested_bytes == highest and sizes != self.shown.sizes)
+        is_other = sizes != self.shown.sizes and (record.is_whole or not self.shown.record.is_whole)
+        return record.requested_bytes > highest or (record.requested_bytes == highest and is_other)
 
     def _start(self) -> None:
         self._recording.begin()
@@ -535,7 +558,7 @@ def _describe_parts(parts: Mapping[Part, PartPeak]) -> tuple[PartOfRound, ...]:
     """The parts of a round that does more than a plain step: it generates, or runs a model without gradients."""
     named = {part: peak for part, peak in parts.items() if part is not None}
     if all(gradients and phase not in (Phase.ROLLOUT, Phase.SYNC) for phase, _, gradients in named):
-        return ()
+        named = {part: peak for part, peak in named.items() if part[0] is Phase.SAVE}
     return tuple(
         PartOfRound(
             phase=phase,

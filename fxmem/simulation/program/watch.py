@@ -17,6 +17,7 @@ from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.program.rounds import FinishedRound, IsEnough, Rounds
 from fxmem.simulation.program.tensor_reads import TensorReads
 from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.run.branches import Branches
 from fxmem.simulation.run.decode_loops import DecodeLoops
 from fxmem.simulation.run.evaluations import Evaluations
 from fxmem.simulation.run.host_memory import HostMeter
@@ -114,9 +115,11 @@ def make_watch(machine: PretendedMachine, recording: Recording, settings: RunSet
         on_evaluated=evaluations.note_asked,
         apart=host.pause,
     )
-    parts = ProgramParts(recording, machine, owners, loops, cycles, evaluations, repeats, host, loaders)
+    branches = Branches()
+    parts = ProgramParts(recording, machine, owners, loops, cycles, evaluations, repeats, host, loaders, branches)
     listeners = make_listeners(parts)
     rounds = Rounds(recording, machine, owners, loops, listeners, enough=enough, max_operators=settings.max_operators)
+    branches.saving = rounds.saving
     return Watch(
         rounds=rounds,
         listeners=listeners,
@@ -131,5 +134,5 @@ def make_watch(machine: PretendedMachine, recording: Recording, settings: RunSet
         ),
         engines=None if memory is None else Engines(memory, rounds.generating, machine.roots, recording),
         reads=TensorReads(machine.border, notes, device),
-        checkpoints=Checkpoints(machine.border, notes, device, machine.isolation),
+        checkpoints=Checkpoints(machine.border, notes, device, machine.isolation, branches.save),
     )

@@ -329,6 +329,7 @@ class World:
             torch_common.set_environment(self.variables),
             torch_distributed.fakes_are_sharded(),
             torch_distributed.refuse_schedules(_refuse),
+            torch_distributed.saves_of_one_rank(),
         ):
             yield
 

@@ -112,6 +112,12 @@ class LoaderWatch:
         self.epoch: Epoch | None = None
         self.is_after = False
         """Whether what follows that pass runs."""
+        self.is_ahead = self.was_ahead = False
+        """Whether what comes later runs before its time, or did."""
+        self.stops = False
+        """Whether the pass that trains is over before its next batch, as its loops are left."""
+        self._begun: tuple[LoaderPass, ...] = ()
+        """The passes that had begun by then."""
         self.has_begun_again = False
         """Whether the program goes through that loader once more."""
 
@@ -159,15 +165,20 @@ class LoaderWatch:
 
     def _goes_on(self, iterator: Any, found: LoaderPass) -> bool:
         """Whether a pass gets another batch."""
-        if self._ending is None:
+        if self._ending is None and not self.is_ahead:
             return True
+        if self.stops and any(_are_alike(found, each) for each in self._begun):
+            self.stops = False
+            return False
         if found is self._ending:
             self._begin_after()
             return False
-        if _are_alike(found, self._ending):
+        if self._ending is not None and _are_alike(found, self._ending):
             self.has_begun_again = True
             return True
-        if not self.is_after or self.has_begun_again:
+        if self.is_ahead and any(_are_alike(found, each) for each in self._begun):
+            return True
+        if not self.is_beyond or self.has_begun_again:
             return True
         batches = self._evaluated.get(iterator, 0)
         self._evaluated[iterator] = batches + 1
@@ -184,6 +195,21 @@ class LoaderWatch:
     def _begin_after(self) -> None:
         if not self.is_after:
             self.is_after, self._over_at = True, time.monotonic()
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether what runs comes after the recorded steps."""
+        return self.is_after or self.is_ahead
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the program's pass is ended with the batch that it has."""
+        return self._ending is not None
+
+    def note_ahead(self, *, stops: bool = False) -> None:
+        """What comes later runs from here on; `stops`: without a further batch to train on."""
+        self.is_ahead, self.was_ahead, self.stops = True, True, stops
+        self._over_at, self._begun = time.monotonic(), (*self._last.values(),)
 
     def _validate(self, original: Callable[..., bool], loop: Any, *args: Any) -> bool:
         """Whether Lightning validates after a batch: after the last one of the pass that is ended, if ever it does."""

@@ -11,7 +11,7 @@ import itertools
 import math
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch.utils.data
@@ -162,11 +162,24 @@ def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
     return found
 
 
-class _Mark:
-    """Tells one frame from another that has its place in memory later; traces nothing where it is called."""
+Follow = Callable[[types.FrameType, str], None] | None
+"""Told of each line of marked frames, and of their ends."""
 
-    def __call__(self, *event: object) -> None:
+
+class _Mark:
+    """Tells one frame from another that has its place in memory later; traces nothing but for `trace_marked`."""
+
+    follow: Follow = None
+
+    def __call__(self, frame: types.FrameType, event: str, arg: object) -> None:
         """See `sys.settrace`."""
+        if _Mark.follow is not None:
+            _Mark.follow(frame, event)
+
+
+def trace_marked(follow: Follow) -> None:
+    """Follow marked frames from here on, where Python traces; None: no longer."""
+    _Mark.follow = None if follow is None else staticmethod(follow)
 
 
 FrameMark = tuple[int, object]

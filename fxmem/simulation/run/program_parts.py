@@ -6,6 +6,7 @@ import dataclasses
 
 from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.recording.recording import Recording
+from fxmem.simulation.run.branches import Branches
 from fxmem.simulation.run.evaluations import Evaluations
 from fxmem.simulation.run.host_memory import HostMeter
 from fxmem.simulation.run.loader_watch import LoaderWatch
@@ -33,3 +34,5 @@ class ProgramParts:
     """Of models, which need not run."""
     host: HostMeter
     loaders: LoaderWatch
+    branches: Branches
+    """That it takes later."""

@@ -38,9 +38,8 @@ class RoundListener:
     many have run as were asked for, `note_last`; `finish`, `describe`. Any of them may be the last.
     """
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the program is ended before its next call of a model."""
+    def ends_before(self, module: torch.nn.Module) -> bool:
+        """Whether the program is ended before a call of a model."""
         return False
 
     @property
@@ -65,6 +64,10 @@ class RoundListener:
 
     def end_step(self) -> bool:
         """A step is over, of which no round is made yet. Whether the program is ended with it."""
+        return False
+
+    def goes_beyond(self) -> bool:
+        """Whether a program that is to end with a step runs on nevertheless, without further ones."""
         return False
 
     def note_round(self, over: RoundOver) -> None:

@@ -9,18 +9,25 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from torch import nn
 
 from fxmem.records.parts import Schedule
 from fxmem.records.units import package_path
-from fxmem.simulation.code.source_lines import is_own_code, program_frames, variables
-from fxmem.simulation.code.source_trees import find_body, find_value, read_tree
+from fxmem.simulation.code.source_lines import is_own_code, last_name, program_frames, variables
+from fxmem.simulation.code.source_trees import find_body, find_number, find_value, read_tree
 
 _Scope = Mapping[str, Any]
 _Position = tuple[int, int]
 """Line, from 1, and column, from 0, of a file."""
+_SAVES: Final = frozenset(
+    "async_save save_16bit_model save_checkpoint save_file save_lora_weights save_model save_pretrained save_state "
+    "save_state_dict save_weights write_checkpoint".split()
+)
+"""What saves by its name alone, whatever has it."""
+_NOT_OF_MODELS: Final = frozenset("PIL imageio matplotlib numpy pandas scipy wandb".split())
+"""Packages whose `save` is of no model."""
 
 
 def find_schedules(frame: types.FrameType | None) -> Iterator[tuple[Schedule, str, Any, list[str]]]:
@@ -30,20 +37,28 @@ def find_schedules(frame: types.FrameType | None) -> Iterator[tuple[Schedule, st
     Assumes that what is divided counts steps. A divisor that only the program's own code could tell is left out.
     """
     for each in program_frames(frame)[0]:
-        file, scope = each.f_code.co_filename, _scope(each)
-        lines = {line for *_, line in each.f_code.co_lines()}
-        for condition, divisors in _find_conditions(read_tree(file)):
-            if condition.lineno in lines:
-                name, branch = package_path(file), condition.body
-                within = [f"{name}:{line}" for line in range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)]
-                for counter, divisor in divisors:
-                    every, names = find_value(divisor, scope), [n for n in ast.walk(counter) if _is_named(n)]
-                    if type(every) is int and every > 0:
-                        calls = _find_model_call(branch, scope, file, line=each.f_lineno)
-                        found = Schedule(place=f"{name}:{condition.lineno}", every=every, calls=calls)
-                        value = find_value(names[0], scope) if names else None
-                        named = ast.unparse(names[0]) if names else ""
-                        yield found, named, value if type(value) is int else None, within
+        scope = _scope(each)
+        for condition in list_conditions(each.f_code):
+            for counter, divisor in divide(condition.test):
+                every, names = find_value(divisor, scope), [n for n in ast.walk(counter) if _is_named(n)]
+                if type(every) is int and every > 0:
+                    value = find_value(names[0], scope) if names else None
+                    named = ast.unparse(names[0]) if names else ""
+                    found = describe_branch(condition, each, scope).model_copy(update={"every": every})
+                    yield found, named, value if type(value) is int else None, branch_lines(condition, each.f_code)
+
+
+def branch_lines(condition: ast.If, code: types.CodeType) -> list[str]:
+    """The lines of a condition's branch, as reports name them."""
+    name, branch = package_path(code.co_filename), condition.body
+    return [f"{name}:{line}" for line in range(branch[0].lineno, (branch[-1].end_lineno or 0) + 1)]
+
+
+def describe_branch(condition: ast.If, frame: types.FrameType, scope: _Scope) -> Schedule:
+    """Where a condition stands, and what its branch calls and saves."""
+    file = frame.f_code.co_filename
+    calls, saves = _find_work(condition.body, scope, file, line=frame.f_lineno)
+    return Schedule(place=f"{package_path(file)}:{condition.lineno}", every=None, calls=calls, saves=saves)
 
 
 def _is_named(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
@@ -67,21 +82,73 @@ def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
         later, has_loop = _find_later(body, (line, column), is_in_loop=is_in_loop)
         is_in_loop = is_in_loop or has_loop
         for statement in later if is_in_loop else ():
-            if calls := _find_model_call([statement], scope, file, line=line):
+            calls, saves = _find_work([statement], scope, file, line=line)
+            if calls or saves:
                 place = f"{package_path(file)}:{statement.lineno}"
-                found.setdefault(calls, Schedule(place=place, every=None, calls=calls))
+                found.setdefault(calls or saves, Schedule(place=place, every=None, calls=calls, saves=saves))
     return tuple(found.values())
+
+
+def find_exit(statements: Sequence[ast.stmt], line: int, step: int, after: ast.stmt | None = None) -> ast.stmt | None:
+    """What comes after the innermost loop that two lines are in; None where nothing does, or it would not be left
+    cleanly, as out of a `with`.
+
+    Args:
+        statements: of a block.
+        line: where a frame stands: at the loop's head, or before the other line.
+        step: the line that is not to run again.
+        after: what comes after the block.
+    """
+    for number, each in enumerate(statements):
+        if not each.lineno <= step <= (each.end_lineno or 0):
+            continue
+        following = statements[number + 1] if number + 1 < len(statements) else after
+        if isinstance(each, (ast.For, ast.While)):
+            inner = find_exit(each.body, line, step, following)
+            return inner or (following if each.lineno <= line <= step else None)
+        if isinstance(each, ast.If):
+            is_in_body = _holds(each.body, (step, 0), (step, 1 << 20))
+            return find_exit(each.body if is_in_body else each.orelse, line, step, following)
+        return find_exit(each.body, line, step) if isinstance(each, (ast.With, ast.Try)) else None
+    return None
 
 
 def _scope(frame: types.FrameType) -> _Scope:
     return {**frame.f_globals, **variables(frame)}
 
 
+def list_conditions(code: types.CodeType) -> list[ast.If]:
+    """The conditions in a function that depend on a count: in which something is divided, or compared with a number
+    that it may come to."""
+    return _list_conditions(code, code.co_filename)
+
+
+@functools.lru_cache(maxsize=1024)
+def _list_conditions(code: types.CodeType, file: str) -> list[ast.If]:
+    lines = {line for *_, line in code.co_lines()}  # of equal code of two files, each has its own
+    return [each for each in _find_conditions(read_tree(file)) if not lines.isdisjoint(asked_lines(each))]
+
+
+def asked_lines(condition: ast.If) -> range:
+    """The lines of what is asked; with parentheses the first may have none of it."""
+    return range(condition.lineno, (condition.test.end_lineno or condition.lineno) + 1)
+
+
 @functools.lru_cache(maxsize=64)
-def _find_conditions(tree: ast.Module) -> list[tuple[ast.If, list[tuple[ast.expr, ast.expr]]]]:
-    """The conditions of a file in which something is divided, what, and by what: once for all rounds that ask."""
-    conditions = ((each, list(_divide(each.test))) for each in ast.walk(tree) if isinstance(each, ast.If))
-    return [(each, divisors) for each, divisors in conditions if divisors]
+def _find_conditions(tree: ast.Module) -> list[ast.If]:
+    """As `list_conditions`, of a file: once for all rounds that ask."""
+    counters = find_counters(tree)
+    conditions = [each for each in ast.walk(tree) if isinstance(each, ast.If)]
+    return [each for each in conditions if any(divide(each.test)) or any(count_up(each.test, counters))]
+
+
+@functools.lru_cache(maxsize=64)
+def find_counters(tree: ast.Module) -> frozenset[str]:
+    """The names and attributes of a file that count: loops go through them, or something is added to them."""
+    nodes = [*ast.walk(tree)]
+    targets = [each.target for each in nodes if isinstance(each, (ast.For, ast.AsyncFor))]
+    targets += [each.target for each in nodes if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add)]
+    return frozenset(last_name(one) for each in targets for one in ast.walk(each) if _is_named(one))
 
 
 def _find_later(statements: Sequence[ast.stmt], at: _Position, *, is_in_loop: bool) -> tuple[list[ast.stmt], bool]:
@@ -94,7 +161,7 @@ def _find_later(statements: Sequence[ast.stmt], at: _Position, *, is_in_loop: bo
         elif at <= (each.end_lineno or 0, each.end_col_offset or 0):
             blocks = [getattr(each, name, []) for name in ("body", "orelse", "finalbody")]
             if isinstance(each, ast.If):
-                blocks = [block for block in blocks if block and _holds(block, at)]
+                blocks = [block for block in blocks if block and _holds(block, at, at)]
             for block in blocks:
                 later, is_in_loop = _find_later(block, at, is_in_loop=is_in_loop)
                 found += later
@@ -103,31 +170,34 @@ def _find_later(statements: Sequence[ast.stmt], at: _Position, *, is_in_loop: bo
     return found, is_in_loop
 
 
-def _holds(block: Sequence[ast.stmt], at: _Position) -> bool:
-    last = block[-1]
-    return (block[0].lineno, block[0].col_offset) <= at <= (last.end_lineno or 0, last.end_col_offset or 0)
+def _holds(block: Sequence[ast.stmt], first: _Position, last: _Position) -> bool:
+    begin, end = block[0], block[-1]
+    return (begin.lineno, begin.col_offset) <= last and first <= (end.end_lineno or 0, end.end_col_offset or 0)
 
 
-def _find_model_call(
+def _find_work(
     statements: Iterable[ast.stmt],
     scope: _Scope,
     file: str,
     seen: set[types.FunctionType] | None = None,
     *,
     line: int = 0,
-) -> str:
-    """`file:line` of the first call of a module with parameters, in functions of the program's own, too; or empty.
+) -> tuple[str, str]:
+    """`file:line` of the first call of a module with parameters, and of the first that saves, in functions of the
+    program's own, too; each may be empty.
 
     `line` is where the function that has the statements runs; 0: it does not run yet."""
     seen = set() if seen is None else seen
+    calls = saves = ""
     fixed = _find_fixed(read_tree(file), line)
     for call in (each for one in statements for each in _walk(one, scope, fixed) if isinstance(each, ast.Call)):
-        called = find_value(call.func, scope)
+        called, place = find_value(call.func, scope), f"{package_path(file)}:{call.lineno}"
         owner = find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
         if isinstance(called, nn.Module) and any(True for _ in nn.Module.parameters(called)):
-            return f"{package_path(file)}:{call.lineno}"
+            calls = calls or place
         if isinstance(owner, nn.Module) and isinstance(call.func, ast.Attribute) and call.func.attr == "generate":
-            return f"{package_path(file)}:{call.lineno}"
+            calls = calls or place
+        saves = saves or (place if _is_save(call, called) else "")
         function = inspect.unwrap(called) if callable(called) else None
         if isinstance(function, types.FunctionType) and function not in seen and is_own_code(function):
             seen.add(function)
@@ -142,10 +212,18 @@ def _find_model_call(
                 **dict(zip(code.co_varnames, given, strict=False)),
                 **named,
             }
-            body = find_body(read_tree(code.co_filename), code)
-            if place := _find_model_call(body, within, code.co_filename, seen):
-                return place
-    return ""
+            inner = _find_work(find_body(read_tree(code.co_filename), code), within, code.co_filename, seen)
+            calls, saves = calls or inner[0], saves or inner[1]
+    return calls, saves
+
+
+def _is_save(call: ast.Call, called: Any) -> bool:
+    """Whether a call saves what is on the card: `torch.save`, `save_pretrained`, `accelerator.save_state`."""
+    name = last_name(call.func)
+    if name in _SAVES:
+        return True
+    root = str(getattr(called, "__module__", "")).partition(".")[0]
+    return name == "save" and called is not None and root not in _NOT_OF_MODELS and not is_own_code(called)
 
 
 @functools.lru_cache(maxsize=64)
@@ -209,11 +287,12 @@ def _find_option(node: ast.expr, scope: _Scope, is_fixed: Callable[[str], bool])
     return (value,) if is_known and all(map(is_fixed, names)) else None
 
 
-def _divide(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+def divide(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a condition divides, and by what, where it asks for the rest."""
     match test:
-        case ast.BoolOp(op=ast.And(), values=values):
+        case ast.BoolOp(values=values):
             for each in values:
-                yield from _divide(each)
+                yield from divide(each)
         case (
             ast.Compare(
                 left=ast.BinOp(left=counter, op=ast.Mod(), right=divisor), ops=[ast.Eq()], comparators=[ast.Constant()]
@@ -221,3 +300,50 @@ def _divide(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
             | ast.UnaryOp(op=ast.Not(), operand=ast.BinOp(left=counter, op=ast.Mod(), right=divisor))
         ):
             yield counter, divisor
+
+
+def count_up(test: ast.expr, counters: frozenset[str]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is compared with a number that it may come to, and that number."""
+    match test:
+        case ast.BoolOp(values=values):
+            for each in values:
+                yield from count_up(each, counters)
+        case ast.Compare(left=counter, ops=[ast.Eq() | ast.GtE() | ast.Gt()], comparators=[number]):
+            names = [{last_name(each) for each in ast.walk(side) if _is_named(each)} for side in (counter, number)]
+            is_rest = any(isinstance(each, ast.Mod) for each in ast.walk(counter))
+            if names[0] & counters and not names[1] & counters and not is_rest:
+                yield counter, number
+
+
+def comes(test: ast.expr, scope: _Scope, counters: frozenset[str]) -> bool | None:
+    """Whether a condition holds when what it counts has gone on; None where it has none of that, and holds or not as it
+    does now. What else it says is asked as the program would.
+
+    Args:
+        test: the condition.
+        scope: the variables where it stands.
+        counters: as of `find_counters`.
+    """
+    if isinstance(test, ast.BoolOp):
+        parts = [comes(each, scope, counters) for each in test.values]
+        if all(each is None for each in parts):
+            return None
+        known = [
+            _holds_now(node, scope) if each is None else each for node, each in zip(test.values, parts, strict=True)
+        ]
+        return all(known) if isinstance(test.op, ast.And) else any(known)
+    if any(divide(test)):
+        return all(type(every) is int and every > 0 for _, each in divide(test) for every in [find_value(each, scope)])
+    for counter, number in count_up(test, counters):
+        now, most = find_number(counter, scope), find_number(number, scope)
+        is_at = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq)
+        return now is not None and most is not None and (now <= most or not is_at)
+    is_counter = _is_named(test) and last_name(test) in counters
+    return True if is_counter else None
+
+
+def _holds_now(test: ast.expr, scope: _Scope) -> bool:
+    try:
+        return bool(eval(compile(ast.Expression(test), "<condition>", "eval"), dict(scope)))
+    except Exception:  # the program's own code, of which nothing is known
+        return False

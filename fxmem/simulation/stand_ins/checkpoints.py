@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -25,6 +26,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import modules as torch_modules
 from fxmem.simulation.asked import known_values
 from fxmem.simulation.asked.made_up import MadeUpNotes
 from fxmem.simulation.card.device_border import Border, has_fake_inside
@@ -43,6 +45,15 @@ _NAMES: Final = (
 """Names of dtypes, torch's own and those in the format of safetensors, which has the last of these first in a file
 (`Dtype` in safetensors/src/tensor.rs)."""
 _SAFETENSORS: Final = {getattr(torch, dtype): name for dtype, name in (each.split("=") for each in _NAMES.split())}
+_SAVERS: Final = {
+    "accelerate.accelerator": "Accelerator.save_model Accelerator.save_state",
+    "deepspeed.runtime.engine": "DeepSpeedEngine.save_16bit_model DeepSpeedEngine.save_checkpoint",
+    "lightning.pytorch.trainer.trainer": "Trainer.save_checkpoint",
+    "pytorch_lightning.trainer.trainer": "Trainer.save_checkpoint",
+    "torch.distributed.checkpoint": "async_save save",
+    "transformers.trainer": "Trainer._save_checkpoint Trainer.save_model",
+}
+"""By module, what else saves: it makes on the card what it saves."""
 
 
 class Checkpoints:
@@ -53,9 +64,18 @@ class Checkpoints:
         notes: of what is made up.
         device: the target's.
         isolation: where files lie.
+        saving: around what saves.
     """
 
-    def __init__(self, border: Border, notes: MadeUpNotes, device: torch.device, isolation: Isolation) -> None:
+    def __init__(
+        self,
+        border: Border,
+        notes: MadeUpNotes,
+        device: torch.device,
+        isolation: Isolation,
+        saving: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self._saving = saving
         self._border = border
         self._notes = notes
         self._device = device
@@ -65,6 +85,8 @@ class Checkpoints:
         """The patches of `torch.save`, `torch.load` and, where it is installed, `safetensors.torch`."""
         yield torch_fakes.fakes_have_addresses()
         yield torch_common.wrap(torch, "save", self._save)
+        savers = {each: functools.partial(self._patch, names=names) for each, names in _SAVERS.items()}
+        yield torch_modules.patch_when_imported(savers)
         yield torch_common.wrap(torch, "load", self._load)
         try:
             # Now, so that what the program imports from it is patched.
@@ -80,6 +102,17 @@ class Checkpoints:
         for holder, name, function in find_holders(ways):
             yield torch_common.wrap(holder, name, ways[function])
 
+    def _patch(self, module: Any, names: str) -> torch_common.Patches:
+        for name in names.split():
+            owner, _, function = name.rpartition(".")
+            holder = getattr(module, owner, None) if owner else module
+            if hasattr(holder, function):
+                yield torch_common.wrap(holder, function, self._run_saver)
+
+    def _run_saver(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._saving():
+            return original(*args, **kwargs)
+
     # --- torch.save ---------------------------------------------------------------------------------------------------
 
     def _save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -94,6 +127,7 @@ class Checkpoints:
         known = _dump(obj, original)
         settings = {"pickle_module": _pickle_module(known + len(known).to_bytes(_SIZE, "big") + _TOKEN)}
         with (
+            self._saving(),
             torch_common.no_modes(),
             torch_common.pause_observers(),
             torch.serialization.skip_data(materialize_fake_tensors=True),
@@ -133,7 +167,7 @@ class Checkpoints:
         self._note(filename, True)
         self._border.host.pass_through(sum(_card_bytes(tensors)))
         named = _once(tensors.state_dict()) if isinstance(tensors, torch.nn.Module) else tensors
-        with open(filename, "wb") as file:
+        with self._saving(), open(filename, "wb") as file:
             write_safetensors(named, metadata, file)
 
     def _load_file(self, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:

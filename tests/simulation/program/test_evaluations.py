@@ -183,7 +183,7 @@ def test_where_nothing_follows_the_steps_are_all(kind: str) -> None:
 def test_an_error_after_the_epoch_is_said_and_the_steps_stand(capsys: pytest.CaptureFixture[str]) -> None:
     recorded = run("raises")
     assert 'raise RuntimeError("one class alone")' in capsys.readouterr().err
-    assert recorded.ending.startswith("stopped after step 3 and what follows the epoch; what follows the epoch raised")
+    assert recorded.ending.startswith("stopped after step 3 and what follows the epoch; what follows raised")
     assert "one class alone" in recorded.ending
     assert not start("raises").raised
     assert not recorded.program.failed

@@ -118,7 +118,11 @@ def evaluate(folder: Path, *, before: str = "", every: str = "", after: str = ""
 def test_a_call_of_a_model_that_did_not_run_is_said(
     tmp_path: Path, parts: dict[str, str], place: str, every: int | None
 ) -> None:
-    recorded = evaluate(tmp_path, **parts)
+    """Where so many steps were asked for; else it runs before its time."""
+    (ran,) = evaluate(tmp_path, **parts).program.schedules
+    assert (ran.ran, ran.every, ran.place.rpartition("/")[2]) == (True, every, place)
+    launched = launch(Launch(str(tmp_path / "train.py")), catalogue.target("t4"), RunSettings(steps=3))
+    recorded = launched.recorded
     (found,) = recorded.program.schedules
     names = [each.rpartition("/")[2] for each in (found.place, found.calls)]
     assert (names, found.every) == ([place, CALLS], every)

@@ -16,7 +16,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     A gradient or an optimizer's state says that another step reads them, and what follows the loop may do so.
     """
     program = profile.step.program
-    calls_later = program is not None and any(each.calls for each in program.schedules)
+    calls_later = program is not None and any(each.calls and not each.ran for each in program.schedules)
     if profile.step.ranks is not None or is_cut_short(profile, timeline) or calls_later:
         return
     used = {each.name for each in profile.storages if each.kind in (Kind.GRADIENT, Kind.OPTIMIZER_STATE)}

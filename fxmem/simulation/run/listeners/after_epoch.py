@@ -28,13 +28,13 @@ class AfterEpoch(RoundListener):
 
     def __init__(self, parts: ProgramParts) -> None:
         self._loaders, self._evaluations = parts.loaders, parts.evaluations
+        self._taken = parts.branches.taken
         self._operators: int | None = None
         """Of the last round."""
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing came between the epochs."""
-        return self._loaders.has_begun_again and not self._evaluations.have_begun
+    def ends_before(self, module: torch.nn.Module) -> bool:
+        """Whether nothing came between the epochs, not even what comes much later."""
+        return self._loaders.has_begun_again and not (self._evaluations.have_begun or self._taken)
 
     @property
     def may_show_more(self) -> bool:
@@ -48,14 +48,14 @@ class AfterEpoch(RoundListener):
 
     def takes_long(self, operators: int) -> bool:
         """Whether what follows the epoch has taken long."""
-        if not self._loaders.is_after or self._operators is None:
+        if not self._loaders.is_beyond or self._operators is None:
             return False
         most = max(_MOST_OPERATORS, 4 * self._operators) + self._evaluations.whole_operators
         return operators > most or self._loaders.seconds_after > _MOST_SECONDS + self._evaluations.whole_seconds
 
     def begin_call(self, module: torch.nn.Module) -> None:
         """After the epoch it evaluates."""
-        if self._loaders.is_after and (self._loaders.has_another_pass or not module.training):
+        if self._loaders.is_beyond and (self._loaders.has_another_pass or not module.training):
             self._evaluations.note_call()
 
     def end_step(self) -> bool:

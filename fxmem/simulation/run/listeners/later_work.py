@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from fxmem.records.parts import Schedule
-from fxmem.records.profile import Assumption, ProgramRun
+from fxmem.records.profile import Assumption, Phase, ProgramRun
 from fxmem.records.units import STEPS
 from fxmem.simulation.run.listeners import register
 from fxmem.simulation.run.program_parts import ProgramParts
@@ -26,6 +28,10 @@ class LaterWork(RoundListener):
 
     def __init__(self, parts: ProgramParts) -> None:
         self._notes, self._evaluations = parts.machine.notes, parts.evaluations
+        self._branches, self._loaders = parts.branches, parts.loaders
+        self._goes_on = False
+        self._after: list[RoundOver] = []
+        """What ran after the recorded steps."""
         self._peaks: list[int] = []
         """Of the whole rounds."""
         self._ran: dict[str, int] = {}
@@ -36,9 +42,62 @@ class LaterWork(RoundListener):
         """What each condition divided when the last step ended."""
         self._slower: dict[Schedule, str] = {}
         """Conditions that divide what a step left as it was, such as the number of an epoch."""
+        parts.branches.may_leave = lambda: parts.loaders.is_after or not parts.loaders.is_ending
+
+    def ends_before(self, module: torch.nn.Module) -> bool:
+        """Whether the next step would begin, and nothing came before it, or that was the last."""
+        if not self._branches.is_on or self._branches.within is not None:
+            return False
+        trains = torch.is_grad_enabled() and module.training
+        return trains and (self._branches.is_leaving or not (self._branches.taken or self._loaders.is_after))
+
+    def begin_call(self, module: torch.nn.Module) -> None:
+        """With the next step's first forward all branches are over."""
+        is_own = self._branches.is_on and self._branches.within is None and not self._branches.is_leaving
+        if is_own and torch.is_grad_enabled() and module.training:
+            self._branches.end()
+            self._loaders.is_ahead = False
+
+    def note_last(self, number: int) -> None:
+        """Take the branches that come much later."""
+        if self._loaders.gives and not self._goes_on:
+            self._goes_on = self._branches.begin(sys._getframe(1), self._has_run)
+            if self._goes_on:
+                self._loaders.note_ahead()
+            else:
+                self.goes_beyond()
+
+    def _has_run(self, lines: Iterable[str]) -> bool:
+        return any(each in self._ran for each in lines)
+
+    def goes_on(self, number: int) -> bool:
+        """Whether there may be such branches, which show in another step, or what follows the loops can run."""
+        return self.end_step()
+
+    def goes_beyond(self) -> bool:
+        """Whether the loops are left, as what follows them has work to do."""
+        pending = any((each.calls or each.saves) not in self._ran for each in self._following)
+        if not (pending and self._loaders.gives and not self._branches.is_leaving):
+            return False
+        if self._branches.leave(sys._getframe(1)):
+            self._loaders.note_ahead(stops=not self._loaders.is_ending or self._loaders.is_after)
+        return self._branches.is_leaving
+
+    def end_step(self) -> bool:
+        """The step after them is the last."""
+        return self._goes_on or self._branches.is_leaving
+
+    def finish(self) -> None:
+        """Take no further one."""
+        self._branches.end()
 
     def note_round(self, over: RoundOver) -> None:
         """Note where the operators and calls of a round come from."""
+        if self._branches.taken or self._branches.is_leaving:
+            self._after.append(over)
+            return
+        for line in self._branches.saved:
+            self._ran.setdefault(line, over.number)
         for each in (*over.lines, *over.calls):
             if each is not None:
                 self._ran.setdefault(each.place, over.number)
@@ -72,14 +131,41 @@ class LaterWork(RoundListener):
             whole = len(peaks) - 2 if at is None and each.calls else len(peaks)
             if each.every is not None and (each.every > whole or each.counter) and not is_shown:
                 later.append(each if at is None and not is_over else each.model_copy(update={"calls": ""}))
-        known = {*self._ran, *(each.calls for each in later)}
-        is_over |= self._evaluations.have_begun
-        return {"schedules": (*later, *(each for each in self._following if not is_over and each.calls not in known))}
+        is_over &= not self._branches.has_raised
+        taken = self._describe_taken()
+        later = [each for each in later if each.place not in taken]
+        known = {*self._ran, *(each.calls or each.saves for each in (*later, *taken.values()))}
+        is_over |= self._evaluations.have_begun and not self._branches.is_leaving
+        following = [each for each in self._following if not is_over and (each.calls or each.saves) not in known]
+        return {"schedules": (*taken.values(), *later, *following)}
+
+    def _describe_taken(self) -> dict[str, Schedule]:
+        """What was brought forward, with what it took: of a change, the whole step after it."""
+        if not self._after:
+            return {}
+        counters = {each.place: each.counter for each in self._schedules}
+        parts = [each for over in self._after for each in over.record.parts if each.phase is Phase.SAVE]
+        ran = {each.place for over in self._after for each in (*over.lines, *over.calls) if each is not None}
+        ran |= self._branches.saved
+        follows = {each.place: each.model_copy(update={"ran": True}) for each in self._following}
+        taken = self._branches.taken
+        follows = {place: each for place, each in follows.items() if ran & {each.calls, each.saves}}
+        found = {}
+        for place, each in (taken | follows | taken).items():
+            saved = [part.requested_bytes for part in parts if part.model in (place, each.saves)]
+            if not saved and place in taken:  # a trainer's, which saves at the program's call of it
+                saved = [part.requested_bytes for part in parts]
+            most = max(saved, default=None) if each.saves else None
+            if not (each.saves or each.calls):
+                most = self._after[0].record.requested_bytes
+            counter = counters.get(place, each.counter)
+            found[place] = each.model_copy(update={"counter": counter, "requested_bytes": most})
+        return found
 
     def assume(self, run: ProgramRun, peak_bytes: int) -> Iterator[Assumption]:
         """That the steps between do not do it."""
         for each in run.schedules:
-            if each.every is not None and not each.counter:
+            if each.every is not None and not each.counter and not each.ran:
                 text = f"at most one of the steps did what {each.place} does every {each.every:,}"
                 yield Assumption(topic="schedules", text=text)
 

@@ -1,0 +1,248 @@
+"""Branches that a program would take much later, taken once where its recorded steps end.
+
+The condition is not changed: where the program comes to it, its frame goes on at the first line of the branch
+(`frame.f_lineno`, which a trace function may set), with the program's own variables as they are then. Up to Python 3.12
+what a trace function finds in `f_locals` is written back after it, so that nothing there may be emptied meanwhile.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from fxmem._torch import common as torch_common
+from fxmem.records.parts import Schedule
+from fxmem.records.units import package_path
+from fxmem.simulation.code.source_lines import is_own_file, last_name, program_frames, program_place, variables
+from fxmem.simulation.code.source_trees import find_body, find_number, find_value, read_tree
+from fxmem.simulation.run.loops import FrameMark, mark_frame, trace_marked
+from fxmem.simulation.run.schedules import (
+    asked_lines,
+    branch_lines,
+    comes,
+    count_up,
+    describe_branch,
+    divide,
+    find_counters,
+    find_exit,
+    list_conditions,
+)
+
+_LIGHTNING: Final = frozenset({"lightning.pytorch", "pytorch_lightning"})
+"""Whose `ModelCheckpoint` saves by the number of a batch (Lightning 2.6)."""
+_LEAVES: Final = (ast.Raise, ast.Break, ast.Return, ast.Continue)
+_CHANGE_NOTHING: Final = frozenset("debug info log print set_description set_postfix warning write".split())
+"""Calls that change nothing of what is trained."""
+_END: Final = frozenset("_exit exit quit".split())
+
+
+class Branches:
+    """Takes branches of one program: those that save, that call a model, or that change how it trains."""
+
+    def __init__(self) -> None:
+        self.saving: Callable[[str], contextlib.AbstractContextManager[None]] = lambda place: contextlib.nullcontext()
+        """Around a branch that saves, with the place where it does."""
+        self.taken: dict[str, Schedule] = {}
+        """By place of the condition."""
+        self.is_on = False
+        """Whether they are taken."""
+        self.is_leaving = self.has_raised = False
+        """Whether the loops around the steps are left, and whether what follows the steps ended with an error."""
+        self.may_leave: Callable[[], bool] = lambda: True
+        """Asked before one is."""
+        self._steps: dict[FrameMark, int] = {}
+        """By frame around the steps, its line then."""
+        self.within: tuple[types.FrameType, range] | None = None
+        """The frame of the branch that runs, and its lines."""
+        self.saved: set[str] = set()
+        """The lines of the program's own functions that were running while it saved."""
+        self._stack, self._patches = contextlib.ExitStack(), contextlib.ExitStack()
+        self._has_run: Callable[[Iterable[str]], bool] = lambda lines: False
+        self._tracer: Any = None
+
+    def begin(self, frame: types.FrameType | None, has_run: Callable[[Iterable[str]], bool]) -> bool:
+        """Take each branch that the program comes to from here on; whether there may be one.
+
+        Args:
+            frame: in which its steps end.
+            has_run: whether some of these lines ran in a recorded step.
+        """
+        self._has_run = has_run
+        own, libraries = program_frames(frame)
+        names = {name for each in libraries for name in _LIGHTNING if each.f_globals["__name__"].startswith(f"{name}.")}
+        modules = (sys.modules.get(f"{name}.callbacks.model_checkpoint") for name in names)
+        callbacks = [found for each in modules if (found := getattr(each, "ModelCheckpoint", None))]
+        may_save = callbacks or any(_names_saving(each.f_code) for each in libraries)
+        if not may_save and not any(map(self._list_due, own)):
+            return False
+        for each in callbacks:
+            self._patches.enter_context(torch_common.wrap(each, "on_train_batch_end", self._end_batch))
+        self._begin_tracing(own)
+        return True
+
+    def leave(self, frame: types.FrameType | None) -> bool:
+        """Leave the loops around a frame, so that what follows them runs; whether they can be."""
+        own = program_frames(frame)[0]
+        steps = {each: each.f_lineno for each in own}
+        bodies = ((find_body(read_tree(each.f_code.co_filename), each.f_code), line) for each, line in steps.items())
+        if not any(find_exit(body, line, line) for body, line in bodies):
+            return False
+        self._steps, self.is_leaving = {mark_frame(each): line for each, line in steps.items()}, True
+        self._begin_tracing(own)
+        return True
+
+    def _begin_tracing(self, frames: Sequence[types.FrameType]) -> None:
+        for each in frames:
+            mark_frame(each)
+        if not self.is_on:
+            self.is_on, self._tracer = True, sys.gettrace()
+            trace_marked(self._trace)
+            sys.settrace(self._call)
+
+    def end(self) -> None:
+        """Take no further one."""
+        if self.is_on:
+            self.is_on = False
+            self._steps.clear()
+            sys.settrace(self._tracer)
+            trace_marked(None)
+            self._patches.close()
+            for each in program_frames(sys._getframe(1))[0]:
+                variables(each)  # up to Python 3.12 a frame that was traced keeps what it had
+
+    @contextlib.contextmanager
+    def save(self) -> Iterator[None]:
+        """The program saves inside."""
+        frame = sys._getframe(1)
+        lines = [f"{package_path(each.f_code.co_filename)}:{each.f_lineno}" for each in program_frames(frame)[0]]
+        self.saved.update(lines)
+        with self.saving(lines[0] if lines else ""):
+            yield
+
+    def _end_batch(self, original: Callable[..., Any], callback: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Lightning's `ModelCheckpoint.on_train_batch_end`: save where it is to do so every so many steps."""
+        result = original(callback, trainer, *args, **kwargs)
+        every, place = getattr(callback, "_every_n_train_steps", 0), program_place(sys._getframe(1))
+        if every > 0 and place not in (*self.taken, *self.saved):
+            self.taken[place] = Schedule(place=place, every=every, saves=place, ran=True)
+            path = os.path.join(trainer.default_root_dir, f"step-{trainer.global_step}.ckpt")
+            trainer.save_checkpoint(path, callback.save_weights_only)
+        return result
+
+    def _call(self, frame: types.FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        is_asked = is_own_file(code.co_filename) or _names_saving(code)
+        if is_asked and not code.co_name.startswith("<") and list_conditions(code):
+            mark_frame(frame)
+            return frame.f_trace
+        return None
+
+    def _trace(self, frame: types.FrameType, event: str) -> None:
+        lines = self.within[1] if self.within is not None and self.within[0] is frame else None
+        if lines is not None and (event == "return" or frame.f_lineno not in lines):
+            self._leave()
+        if event == "line" and self.within is None and self.is_on:
+            step = self._steps.get(mark_frame(frame)) if self.may_leave() else None
+            body = () if step is None else find_body(read_tree(frame.f_code.co_filename), frame.f_code)
+            if body and step and (target := find_exit(body, frame.f_lineno, step)) is not None:
+                frame.f_lineno = target.lineno  # type: ignore[misc] # as in `_take`
+                return
+            for condition, found in self._list_due(frame, frame.f_lineno)[:1]:
+                self._take(frame, condition, found)
+
+    def _list_due(self, frame: types.FrameType, line: int = 0) -> list[tuple[ast.If, Schedule]]:
+        """The branches of a frame's code that are worth it, and have not run; of one line alone if that is given."""
+        conditions = [each for each in list_conditions(frame.f_code) if not line or line in asked_lines(each)]
+        if not conditions:
+            return []
+        scope = {**frame.f_globals, **(dict(frame.f_locals) if line else variables(frame))}
+        counters, due = find_counters(read_tree(frame.f_code.co_filename)), []
+        for each in conditions:
+            found = _describe(each, frame, scope)
+            counted = [*count_up(each.test, counters)]
+            lines = branch_lines(each, frame.f_code)
+            if is_own_file(frame.f_code.co_filename):
+                lines.append(found.calls)
+            if found.place in self.taken or self._has_run(lines) or found.saves in self.saved:
+                continue
+            is_worth_it = _is_worth_it(each, found, frame.f_code, is_once=bool(counted))
+            if not is_worth_it or not comes(each.test, scope, counters):
+                continue
+            every = next((find_value(number, scope) for _, number in divide(each.test)), None)
+            about: dict[str, Any] = {"every": every}
+            for counter, number in counted if every is None else ():
+                about = {"at": find_number(number, scope), "counter": ast.unparse(counter)}
+            due.append((each, found.model_copy(update={**about, "ran": True})))
+        return due
+
+    def _take(self, frame: types.FrameType, condition: ast.If, found: Schedule) -> None:
+        first, last = condition.body[0], condition.body[-1]
+        self.taken[found.place] = found
+        if found.saves and is_own_file(frame.f_code.co_filename):
+            self._stack.enter_context(self.saving(found.place))
+        if first.lineno > (condition.test.end_lineno or 0):
+            self.within = frame, range(first.lineno, (last.end_lineno or first.lineno) + 1)
+            frame.f_lineno = first.lineno  # type: ignore[misc] # which typeshed has as read-only
+            return
+        self.within = frame, range(0)
+        try:
+            _run_line(frame, condition.body)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self.within = None
+        self._stack.close()
+
+
+def _describe(condition: ast.If, frame: types.FrameType, scope: Mapping[str, Any]) -> Schedule:
+    """As `describe_branch`; where a trainer asks whether it is time to, the work is the program's call of it."""
+    found = describe_branch(condition, frame, scope)
+    if is_own_file(frame.f_code.co_filename):
+        return found
+    place, nodes = program_place(frame), [node for each in condition.body for node in ast.walk(each)]
+    stores = {last_name(node) for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)}
+    is_answer = "save" in frame.f_code.co_name and any(isinstance(each, ast.Return) for each in nodes)
+    saves = place if is_answer or any("save" in each for each in stores) else ""
+    return found.model_copy(update={"saves": saves, "calls": place if "should_evaluate" in stores else ""})
+
+
+def _run_line(frame: types.FrameType, statements: list[ast.stmt]) -> None:
+    """Run the branch of `if x: y()`, whose line a frame cannot tell from the condition's."""
+    scope = {**frame.f_globals, **frame.f_locals}
+    before = dict(scope)
+    exec(compile(ast.Module(statements, []), frame.f_code.co_filename, "exec"), scope)
+    changed = {name: value for name, value in scope.items() if name not in before or before[name] is not value}
+    frame.f_locals.update({name: value for name, value in changed.items() if name != "__builtins__"})
+
+
+def _is_worth_it(condition: ast.If, found: Schedule, code: types.CodeType, *, is_once: bool) -> bool:
+    """Whether a branch saves, calls a model, or is taken once and changes how the program trains."""
+    nodes = [node for each in condition.body for node in ast.walk(each)]
+    if not is_own_file(code.co_filename):
+        return bool(found.calls or found.saves)
+    leaves = {type(each) for each in nodes if isinstance(each, _LEAVES)}
+    if found.calls or found.saves:
+        return ast.Raise not in leaves
+    calls = {last_name(each.func) for each in nodes if isinstance(each, ast.Call)}
+    return is_once and not (leaves or calls & _END) and any(map(_changes_something, condition.body))
+
+
+def _changes_something(statement: ast.stmt) -> bool:
+    """Whether a statement is more than a message."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=called)):
+            return last_name(called) not in _CHANGE_NOTHING
+    return not isinstance(statement, (ast.Pass, ast.Expr))
+
+
+@functools.lru_cache(maxsize=8192)
+def _names_saving(code: types.CodeType) -> bool:
+    """Whether a function of a library names something that saves."""
+    return any("save" in each for each in (code.co_name, *code.co_names))
