@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fxmem.hardware.context import room_bytes
 from fxmem.memory.forecast import Forecast, forecast
-from fxmem.records.profile import Profile, ProgramRun, Round
+from fxmem.records.profile import PartOfRound, Phase, Profile, ProgramRun, Round
 from fxmem.records.units import format_bytes, printable
 from fxmem.show.plots.xy_plot import (
     EDGE,
@@ -126,12 +126,12 @@ def _list_stretches(program: ProgramRun) -> tuple[list[_Stretch], list[tuple[flo
         title = name if name in ("set-up", "after") else f"step {name}"
         place = f", peak at {each.place}" if each.place else ""
         shown = "; plotted above" if number == program.shown else ""
-        if not each.parts:
-            words = f"{title}: {describe_counts(each)}{place}{shown}"
-            found.append(_Stretch(number, number + 1, each.requested_bytes, each.reserved_bytes, words))
-        for at, part in enumerate(each.parts):
-            begin, end = (number + (at + more) / len(each.parts) for more in (0, 1))
-            words = f"{title}, {part.title}: {describe_counts(part)}{shown}"
+        counts: list[tuple[str, Round | PartOfRound]] = [(f", {part.title}", part) for part in each.parts]
+        if all(part.phase is Phase.SAVE for part in each.parts):  # beside what a plain step does
+            counts.append((place, each))
+        for at, (what, part) in enumerate(counts):
+            begin, end = (number + (at + more) / len(counts) for more in (0, 1))
+            words = f"{title}{what}: {describe_counts(part)}{shown}"
             found.append(_Stretch(begin, end, part.requested_bytes, part.reserved_bytes, words))
     begin = found[-1].end if found else 0.0
     for evaluation in program.evaluations:

@@ -204,7 +204,7 @@ class RecordedProgram(ProfiledStep):
         if rounds.is_cut_after and passes and passes[-1].is_loop:
             return f"stopped after {passes[-1].share} of the {passes[-1].title}: the others are made by arithmetic"
         if rounds.is_cut_after:
-            also = ", and within what follows the epoch, which takes long"
+            also = ", and within what follows, which takes long"
         elif self._code.watch.parts.evaluations.have_begun:
             also = " and what follows the epoch"
         elif self._code.watch.parts.branches.taken or any(each.ran for each in self.program.schedules):

@@ -151,7 +151,7 @@ class Branches:
             step = self._steps.get(mark_frame(frame)) if self.may_leave() else None
             body = () if step is None else find_body(read_tree(frame.f_code.co_filename), frame.f_code)
             if body and step and (target := find_exit(body, frame.f_lineno, step)) is not None:
-                frame.f_lineno = target.lineno  # type: ignore[misc] # as in `_take`
+                _go_to(frame, target.lineno)
                 return
             for condition, found in self._list_due(frame, frame.f_lineno)[:1]:
                 self._take(frame, condition, found)
@@ -187,8 +187,11 @@ class Branches:
         if found.saves and is_own_file(frame.f_code.co_filename):
             self._stack.enter_context(self.saving(found.place))
         if first.lineno > (condition.test.end_lineno or 0):
-            self.within = frame, range(first.lineno, (last.end_lineno or first.lineno) + 1)
-            frame.f_lineno = first.lineno  # type: ignore[misc] # which typeshed has as read-only
+            if _go_to(frame, first.lineno):
+                self.within = frame, range(first.lineno, (last.end_lineno or first.lineno) + 1)
+            else:
+                del self.taken[found.place]
+                self._leave()
             return
         self.within = frame, range(0)
         try:
@@ -211,6 +214,15 @@ def _describe(condition: ast.If, frame: types.FrameType, scope: Mapping[str, Any
     is_answer = "save" in frame.f_code.co_name and any(isinstance(each, ast.Return) for each in nodes)
     saves = place if is_answer or any("save" in each for each in stores) else ""
     return found.model_copy(update={"saves": saves, "calls": place if "should_evaluate" in stores else ""})
+
+
+def _go_to(frame: types.FrameType, line: int) -> bool:
+    """Go on at another line; whether Python lets a frame do so."""
+    try:
+        frame.f_lineno = line  # type: ignore[misc] # typeshed has it as read-only
+    except ValueError:
+        return False
+    return True
 
 
 def _run_line(frame: types.FrameType, statements: list[ast.stmt]) -> None:

@@ -105,12 +105,23 @@ def find_exit(statements: Sequence[ast.stmt], line: int, step: int, after: ast.s
         following = statements[number + 1] if number + 1 < len(statements) else after
         if isinstance(each, (ast.For, ast.While)):
             inner = find_exit(each.body, line, step, following)
-            return inner or (following if each.lineno <= line <= step else None)
+            is_guarded = any(isinstance(node, _GUARDS) and node.lineno <= line for node in _around(each.body, step))
+            return inner or (following if each.lineno <= line <= step and not is_guarded else None)
         if isinstance(each, ast.If):
             is_in_body = _holds(each.body, (step, 0), (step, 1 << 20))
             return find_exit(each.body if is_in_body else each.orelse, line, step, following)
         return find_exit(each.body, line, step) if isinstance(each, (ast.With, ast.Try)) else None
     return None
+
+
+_GUARDS: Final = (ast.With, ast.AsyncWith, ast.Try)
+
+
+def _around(statements: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:
+    """The statements that a line is in."""
+    for each in (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.stmt)):
+        if each.lineno <= line <= (each.end_lineno or 0):
+            yield each
 
 
 def _scope(frame: types.FrameType) -> _Scope:
@@ -328,9 +339,7 @@ def comes(test: ast.expr, scope: _Scope, counters: frozenset[str]) -> bool | Non
         parts = [comes(each, scope, counters) for each in test.values]
         if all(each is None for each in parts):
             return None
-        known = [
-            _holds_now(node, scope) if each is None else each for node, each in zip(test.values, parts, strict=True)
-        ]
+        known = [is_true(node, scope) if each is None else each for node, each in zip(test.values, parts, strict=True)]
         return all(known) if isinstance(test.op, ast.And) else any(known)
     if any(divide(test)):
         return all(type(every) is int and every > 0 for _, each in divide(test) for every in [find_value(each, scope)])
@@ -342,8 +351,18 @@ def comes(test: ast.expr, scope: _Scope, counters: frozenset[str]) -> bool | Non
     return True if is_counter else None
 
 
-def _holds_now(test: ast.expr, scope: _Scope) -> bool:
+def is_true(test: ast.expr, scope: _Scope) -> bool:
+    """Whether a condition holds now, that asks no more than what the program is: one that may do something is taken for
+    one that does not hold."""
+    calls = [each for each in ast.walk(test) if isinstance(each, (ast.Call, ast.NamedExpr, ast.Await))]
+    if not all(isinstance(each, ast.Call) and _only_asks(each) for each in calls):
+        return False
     try:
         return bool(eval(compile(ast.Expression(test), "<condition>", "eval"), dict(scope)))
     except Exception:  # the program's own code, of which nothing is known
         return False
+
+
+def _only_asks(call: ast.Call) -> bool:
+    name = last_name(call.func)
+    return name in ("isinstance", "len", "hasattr") or (not call.args and name.startswith(("is_", "get_", "has_")))

@@ -214,7 +214,7 @@ def test_the_batch_at_which_a_card_is_full() -> None:
 def test_what_takes_long_after_the_epoch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(after_epoch, "_MOST_OPERATORS", 100)
     recorded = run("endless")
-    assert recorded.ending == "stopped after step 3, and within what follows the epoch, which takes long"
+    assert recorded.ending == "stopped after step 3, and within what follows, which takes long"
     assert [each.is_whole for each in recorded.rounds] == [True, True, True, False]
 
 
