@@ -207,7 +207,7 @@ class RecordedProgram(ProfiledStep):
             also = ", and within what follows, which takes long"
         elif self._code.watch.parts.evaluations.have_begun:
             also = " and what follows the epoch"
-        elif self._code.watch.parts.branches.taken or any(each.ran for each in self.program.schedules):
+        elif self._code.watch.parts.branches.has_raised or any(each.ran for each in self.program.schedules):
             also = " and what comes later"
         return f"stopped after step {len(self.program.steps)}{also}"
 

@@ -31,6 +31,7 @@ from fxmem.simulation.run.schedules import (
     divide,
     find_counters,
     find_exit,
+    find_trainer,
     list_conditions,
 )
 
@@ -88,11 +89,17 @@ class Branches:
 
     def leave(self, frame: types.FrameType | None) -> bool:
         """Leave the loops around a frame, so that what follows them runs; whether they can be."""
-        own = program_frames(frame)[0]
+        own, libraries = program_frames(frame)
+        trainers = [found for each in libraries if (found := find_trainer(each)) is not None]
         steps = {each: each.f_lineno for each in own}
         bodies = ((find_body(read_tree(each.f_code.co_filename), each.f_code), line) for each, line in steps.items())
-        if not any(find_exit(body, line, line) for body, line in bodies):
+        if not trainers and not any(find_exit(body, line, line) for body, line in bodies):
             return False
+        for each in trainers:  # this was its last step
+            if hasattr(each, "should_stop"):
+                each.should_stop = True
+            else:
+                each.control.should_training_stop = True
         self._steps, self.is_leaving = {mark_frame(each): line for each, line in steps.items()}, True
         self._begin_tracing(own)
         return True
@@ -243,7 +250,10 @@ def _is_worth_it(condition: ast.If, found: Schedule, code: types.CodeType, *, is
     if found.calls or found.saves:
         return ast.Raise not in leaves
     calls = {last_name(each.func) for each in nodes if isinstance(each, ast.Call)}
-    return is_once and not (leaves or calls & _END) and any(map(_changes_something, condition.body))
+    asked = {last_name(each) for each in ast.walk(condition.test)} - {""}
+    keys = (each.slice for each in nodes if isinstance(each, ast.Subscript))
+    looks_up = any(last_name(each) in asked for key in keys for each in ast.walk(key))  # what another count has not
+    return is_once and not (leaves or calls & _END or looks_up) and any(map(_changes_something, condition.body))
 
 
 def _changes_something(statement: ast.stmt) -> bool:

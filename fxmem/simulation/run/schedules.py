@@ -68,12 +68,13 @@ def _is_named(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
 def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
     """The statements that call a model and come after the loop around a frame, in its own function and its callers'.
 
-    The loop is the innermost one of the innermost function that has one. Followed are calls of the program's own
-    functions, as far as names and attributes tell what is called.
+    The loop is a trainer's, or the innermost one of the innermost function that has one. Followed are calls of the
+    program's own functions, as far as names and attributes tell what is called.
     """
     found: dict[str, Schedule] = {}
-    is_in_loop = False
-    for each in program_frames(frame)[0]:
+    own, libraries = program_frames(frame)
+    is_in_loop = any(map(find_trainer, libraries))
+    for each in own:
         file, scope = each.f_code.co_filename, _scope(each)
         line, _, column, _ = list(each.f_code.co_positions())[each.f_lasti // 2]
         body = find_body(read_tree(file), each.f_code)
@@ -87,6 +88,13 @@ def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
                 place = f"{package_path(file)}:{statement.lineno}"
                 found.setdefault(calls or saves, Schedule(place=place, every=None, calls=calls, saves=saves))
     return tuple(found.values())
+
+
+def find_trainer(frame: types.FrameType) -> Any:
+    """The trainer whose method a library's frame runs: transformers', Lightning's; None for none."""
+    found = variables(frame).get("self")
+    is_trainer = any(each.__name__ == "Trainer" for each in type(found).__mro__)
+    return found if is_trainer and (hasattr(found, "should_stop") or hasattr(found, "control")) else None
 
 
 def find_exit(statements: Sequence[ast.stmt], line: int, step: int, after: ast.stmt | None = None) -> ast.stmt | None:

@@ -92,7 +92,7 @@ def run(
 
 
 def find_peaks(recorded: RecordedProgram) -> tuple[int, int]:
-    rounds = recorded.program.rounds
+    rounds = recorded.program.rounds[:4]
     return max(each.requested_bytes for each in rounds), max(each.allocated_bytes or 0 for each in rounds)
 
 
@@ -125,7 +125,11 @@ net = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=64,
 data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(4000)]
 every = int(sys.argv[1])
 options = transformers.TrainingArguments("out", save_steps=every, report_to=[], max_steps=900)
-Trainer(net, options, train_dataset=data).train()
+trainer = Trainer(net, options, train_dataset=data)
+trainer.train()
+merged = [each.detach().clone() for each in net.parameters()]
+trainer.save_model("last")
+print("trained")
 """,
     "lightning": f"""
 import sys, torch, lightning
@@ -144,18 +148,23 @@ saving = ModelCheckpoint(every_n_train_steps=int(sys.argv[1]))
 data = torch.utils.data.TensorDataset(torch.randn(8000, 512))
 trainer = lightning.Trainer(max_steps=900, logger=False, enable_progress_bar=False, callbacks=[saving])
 trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=8))
+trainer.save_checkpoint("last.ckpt")
+print("trained")
 """,
 }
 
 
 @pytest.mark.truth
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_trainer_is_asked_to_save(tmp_path: Path, name: str) -> None:
+def test_a_trainer_is_asked_to_save(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """And to stop then, so that what follows it runs."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    later, soon = run(tmp_path, TRAINERS[name], "500"), run(tmp_path, TRAINERS[name], "2", steps=4)
-    (found,) = (each for each in later.program.schedules if each.saves)
-    assert (found.ran, found.every) == (True, 500)
+    later = run(tmp_path, TRAINERS[name], "500")
+    assert "trained" in capfd.readouterr().err
+    soon = run(tmp_path, TRAINERS[name], "2", steps=4)
+    found, last = (each for each in later.program.schedules if each.saves)
+    assert [(each.ran, each.every) for each in (found, last)] == [(True, 500), (True, None)]
     saved = [each.requested_bytes for one in soon.program.rounds for each in one.parts if each.phase == "save"]
     assert found.requested_bytes == saved[0]
     assert find_peaks(later) == find_peaks(soon)
@@ -220,6 +229,8 @@ def test_what_is_trained_later_shows_in_the_step_after(tmp_path: Path, loop: str
         ("number == 1000", "print(number)"),
         ("number == 1000", "break"),
         ("number == 1000", "sys.exit()"),
+        ("number == 1000", "body.requires_grad_({1000: True}[number])"),
+        ("number == 1000 and print(number) is None", "body.requires_grad_(True)"),
         ("number == 1000 and rank == 0", "body.requires_grad_(True)"),
         ("number % 1000 == 999", "print(count)"),
         ("number % 1000 == 999", "raise RuntimeError('no'); torch.save(body, 'a.pt')"),

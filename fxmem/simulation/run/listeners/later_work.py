@@ -158,6 +158,8 @@ class LaterWork(RoundListener):
             most = max(saved, default=None) if each.saves else None
             if not (each.saves or each.calls):
                 most = self._after[0].record.requested_bytes
+                if self._peaks and most == self._peaks[-1]:
+                    continue  # it changes nothing of what is asked for
             counter = counters.get(place, each.counter)
             found[place] = each.model_copy(update={"counter": counter, "requested_bytes": most})
         return found
