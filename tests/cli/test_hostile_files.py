@@ -433,6 +433,13 @@ ALLOWED = {
     ): "bitsandbytes, where the program has imported it",
     ("_torch/programs.py", "importlib.import_module"): "torch._dynamo, by its name",
     ("whatif/bisection.py", "subprocess.run"): "git, and this Python with the words of fxmem that were typed",
+    ("simulation/run/branches.py", "compile"): "the program's own branch, which it would run later",
+    ("simulation/run/branches.py", "exec"): "the same",
+    (
+        "simulation/run/schedules.py",
+        "compile",
+    ): "the program's own condition, which it asks itself, without what it calls",
+    ("simulation/run/schedules.py", "eval"): "the same",
     ("whatif/program_step.py", "compile"): "the user's own file, with a line rewritten, as Python would run it",
     ("simulation/step/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",

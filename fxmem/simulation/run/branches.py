@@ -155,9 +155,10 @@ class Branches:
         if lines is not None and (event == "return" or frame.f_lineno not in lines):
             self._leave()
         if event == "line" and self.within is None and self.is_on:
-            step = self._steps.get(mark_frame(frame)) if self.may_leave() else None
+            step = self._steps.get(mark_frame(frame))
             body = () if step is None else find_body(read_tree(frame.f_code.co_filename), frame.f_code)
-            if body and step and (target := find_exit(body, frame.f_lineno, step)) is not None:
+            target = find_exit(body, frame.f_lineno, step) if step else None
+            if target is not None and self.may_leave():
                 _go_to(frame, target.lineno)
                 return
             for condition, found in self._list_due(frame, frame.f_lineno)[:1]:

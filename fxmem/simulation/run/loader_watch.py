@@ -167,11 +167,11 @@ class LoaderWatch:
         """Whether a pass gets another batch."""
         if self._ending is None and not self.is_ahead:
             return True
-        if self.stops and any(_are_alike(found, each) for each in self._begun):
-            self.stops = False
-            return False
         if found is self._ending:
             self._begin_after()
+            return False
+        if self.stops and any(_are_alike(found, each) for each in self._begun):
+            self.stops = False
             return False
         if self._ending is not None and _are_alike(found, self._ending):
             self.has_begun_again = True
@@ -245,7 +245,7 @@ class LoaderWatch:
         batches = count_batches(found.loader)
         if batches is None or len(self.handed(found)) + per_round > batches:
             return False
-        self._ending, self._ended_in = found, rounds
+        self._ending, self._ended_in, self.stops = found, rounds, False
         self._waiting.clear()
         for name in _VALIDATING_LOOPS:
             loop = getattr(sys.modules.get(name), "_TrainingEpochLoop", None)

@@ -9,6 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional as F
@@ -908,6 +909,33 @@ def fsdp_gather() -> None:
     for _ in range(3):
         net(torch.randn(64, 1024, device="cuda")).sum().backward()
         step(optimizer)
+
+
+def save_on_card() -> None:
+    net = make_net(1024)
+    optimizer = torch.optim.SGD(net.parameters())
+    for number in range(200):
+        train(net, 64, 1024)
+        step(optimizer)
+        if number % 100 == 99:
+            averages = [(each.detach() * 1.0).to("cuda" if HAS else "cpu") for each in [*net.parameters()] * 3]
+            torch.save(averages, "average.pt")
+            del averages
+
+
+def save_on_card_of_shards() -> None:
+    dist.init_process_group("nccl")
+    net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(24)]).cuda()
+    for block in net:
+        fully_shard(block)
+    fully_shard(net)
+    optimizer = torch.optim.SGD(net.parameters())
+    for number in range(200):
+        train(net, 64, 1024)
+        step(optimizer)
+        if number % 100 == 99:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=not HAS)
+            torch.save(get_model_state_dict(net, options=options), "model.pt")
 
 
 def fsdp_gather_of_micro_batches() -> None:

@@ -43,13 +43,20 @@ VARIED = (
     "unstepped-gradients-of-a-teacher",
     "unused-graph-of-validation", "unstepped-gradients-of-a-generator",
     "math-attention-of-scores",
-    "math-attention-of-places",
+    "math-attention-of-places", "save-on-card-of-shards",
 )  # fmt: skip
 CASES = [*(each for each in CAUSES if each != "loader-workers"), *VARIED]
-OF_RANKS = ("ddp-buckets", "fsdp-gather", "ddp-buckets-of-frozen", *(each for each in VARIED if "micro" in each))
+OF_RANKS = (
+    "save-on-card-of-shards",
+    "ddp-buckets",
+    "fsdp-gather",
+    "ddp-buckets-of-frozen",
+    *(each for each in VARIED if "micro" in each),
+)
 SMALL = ("fragmentation", "fragmentation-of-sizes")
 """They fill more than half of a card of 3 GB, and little of a larger one."""
 TRIED = (
+    "save-on-card", "save-on-card-of-shards",
     "kept-output", "kept-output-of-accumulation", "late-zero-grad", "unused-graph", "unused-parameters",
     "weights-twice", "frozen-saves", "unused-graph-of-detached", "kept-output-of-a-layer", "waiting-graphs",
     "ddp-buckets-of-frozen", "unused-graph-of-batches", "unused-graph-of-validation", "weights-twice-of-a-loop",

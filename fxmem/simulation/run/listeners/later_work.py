@@ -42,19 +42,30 @@ class LaterWork(RoundListener):
         """What each condition divided when the last step ended."""
         self._slower: dict[Schedule, str] = {}
         """Conditions that divide what a step left as it was, such as the number of an epoch."""
-        parts.branches.may_leave = lambda: parts.loaders.is_after or not parts.loaders.is_ending
+        self._recording = parts.recording
+        parts.branches.may_leave = self._may_leave
 
     def ends_before(self, module: torch.nn.Module) -> bool:
-        """Whether the next step would begin, and nothing came before it, or that was the last."""
-        if not self._branches.is_on or self._branches.within is not None:
-            return False
-        trains = torch.is_grad_enabled() and module.training
-        return trains and (self._branches.is_leaving or not (self._branches.taken or self._loaders.is_after))
+        """Whether the next step would begin, and nothing came before it."""
+        return self._begins_step(module) and not (self._branches.taken or self._loaders.is_after)
+
+    def _begins_step(self, module: torch.nn.Module) -> bool:
+        branches = self._branches
+        is_own = branches.is_on and branches.within is None and not branches.is_leaving
+        return is_own and torch.is_grad_enabled() and module.training
+
+    def _may_leave(self) -> bool:
+        """Whether what follows the loops has not run meanwhile, and no epoch ends by itself."""
+        ran = {
+            each.source.place for each in self._recording.tracer.calls if each.source is not None
+        } | self._branches.saved
+        is_pending = any((each.calls or each.saves) not in ran for each in self._following)
+        is_over = self._loaders.has_begun_again or self._evaluations.have_begun
+        return is_pending and (is_over or not self._loaders.is_ending)
 
     def begin_call(self, module: torch.nn.Module) -> None:
         """With the next step's first forward all branches are over."""
-        is_own = self._branches.is_on and self._branches.within is None and not self._branches.is_leaving
-        if is_own and torch.is_grad_enabled() and module.training:
+        if self._begins_step(module):
             self._branches.end()
             self._loaders.is_ahead = False
 
@@ -84,8 +95,9 @@ class LaterWork(RoundListener):
         return self._branches.is_leaving
 
     def end_step(self) -> bool:
-        """The step after them is the last."""
-        return self._goes_on or self._branches.is_leaving
+        """The step after them is the last, and no batch that was fetched ahead has its own."""
+        is_over = self._loaders.has_begun_again or not self._loaders.is_ending
+        return self._goes_on or (self._branches.is_leaving and is_over)
 
     def finish(self) -> None:
         """Take no further one."""
