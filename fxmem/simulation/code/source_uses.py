@@ -27,8 +27,6 @@ _JOINING: Final = frozenset(
     "append cat chain concat concatenate deque dstack hstack list pad stack tuple vstack".split()
 )
 """Functions whose result has all that they are given."""
-_SAME: Final = frozenset("clone contiguous copy cpu cuda detach double float half to".split())
-"""Methods whose result is as large."""
 _LEAVING: Final = (ast.Break, ast.Continue, ast.Raise, ast.Return)
 _LITERALS: Final = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Set, ast.SetComp, ast.Tuple, ast.Constant)
 _MAKERS: Final = frozenset("OrderedDict defaultdict deque dict list set tuple".split())
@@ -294,22 +292,21 @@ def _find_effects(node: ast.AST) -> Iterator[tuple[Use, ast.AST]]:
 def _find_changes(target: ast.expr, value: ast.expr) -> Iterator[Use]:
     """What it does to a name that it is given a value."""
     name = last_name(target)
-    read = [each for each in ast.walk(value) if last_name(each) == name]
-    if isinstance(value, (ast.Name, ast.Attribute)) and read:
+    if isinstance(value, (ast.Name, ast.Attribute)) and last_name(value) == name:
         return  # `self.losses = losses`
     if _is_detached(value, name):
         yield Use("detaches")
-    cut = (each for each in ast.walk(value) if isinstance(each, ast.Subscript) and _has_slice(each.slice))
-    if any(last_name(part) == name for each in cut for part in ast.walk(each.value)):
+    places = (each for each in ast.walk(value) if isinstance(each, ast.Subscript) and _reads(each.value, name))
+    if any(isinstance(part, ast.Slice) for each in places for part in ast.walk(each.slice)):
         yield Use("removes")
-    elif isinstance(target, ast.Subscript) and not read:
+    elif isinstance(target, ast.Subscript) and not _reads(value, name):
         key = target.slice
         end = _measured(key.lower if isinstance(key, ast.Slice) and key.lower is not None else key)
         is_at_end = end is not None and last_name(end) == name  # `seen[len(seen)]`: one more
         parts = [*ast.walk(key)] if all(isinstance(each, _OF_KEYS) for each in ast.walk(key)) else []
         keys = frozenset(each.id for each in parts if isinstance(each, ast.Name))
         yield Use("adds") if is_at_end else Use("writes", keys=keys)
-    elif read:
+    elif _reads(value, name):
         yield Use(_find_growth(value, name))
     else:
         yield Use("makes")
@@ -332,39 +329,35 @@ def _find_growth(value: ast.AST, name: str) -> str:
     match value:
         case ast.Name() | ast.Attribute() | ast.Subscript() if last_name(value) == name:
             return ""
-        case ast.Starred(value=inner):
-            return _find_growth(inner, name)
-        case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in _SAME:
+        case (
+            ast.Starred(value=inner) | ast.Call(func=ast.Attribute(attr="clone" | "contiguous" | "detach", value=inner))
+        ):
             return _find_growth(inner, name)
         case ast.IfExp(test=test, body=one, orelse=other) if all(map(_is_of_remainder, _compared(test))):
-            parts = [each for each in (one, other) if any(last_name(part) == name for part in ast.walk(each))]
+            parts = [each for each in (one, other) if _reads(each, name)]
             return min((_find_growth(each, name) for each in parts), default="", key=len)
         case ast.BinOp(left=one, op=ast.Add() | ast.BitOr(), right=other):
             parts = [one, other]
-        case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-            parts = [*elements]
-        case ast.Dict(values=values):
-            parts = [*values]
-        case ast.Call(func=called, args=args) if last_name(called) in _JOINING or last_name(called)[:1].isupper():
-            parts = [*args]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.Dict(values=parts):
+            pass
+        case ast.Call(func=called, args=parts) if last_name(called) in _JOINING or last_name(called)[:1].isupper():
+            pass
         case _:
             return "derives"
-    read = [each for each in parts if any(last_name(part) == name for part in ast.walk(each))]
-    return "derives" if "derives" in (_find_growth(each, name) for each in read) else "adds"
+    return "derives" if "derives" in (_find_growth(each, name) for each in parts if _reads(each, name)) else "adds"
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(last_name(each) == name for each in ast.walk(node))
 
 
 def _is_detached(value: ast.expr, name: str) -> bool:
     """Whether an expression detaches what a name has, or each of its elements."""
-    loops = [each for each in ast.walk(value) if isinstance(each, ast.comprehension)]
-    elements = (each.target for each in loops if any(last_name(part) == name for part in ast.walk(each.iter)))
-    names = {name, *(last_name(part) for each in elements for part in ast.walk(each))} - {""}
-    calls = (each.func for each in ast.walk(value) if isinstance(each, ast.Call))
-    detached = (each.value for each in calls if isinstance(each, ast.Attribute) and each.attr in ("detach", "item"))
-    return any(last_name(part) in names for each in detached for part in ast.walk(each))
-
-
-def _has_slice(node: ast.expr) -> bool:
-    return any(isinstance(each, ast.Slice) for each in ast.walk(node))
+    parts = [*ast.walk(value)]
+    loops = [each.target for each in parts if isinstance(each, ast.comprehension) and _reads(each.iter, name)]
+    names = {name, *(last_name(part) for each in loops for part in ast.walk(each))} - {""}
+    detached = (each for each in parts if isinstance(each, ast.Attribute) and each.attr in ("detach", "item"))
+    return any(_reads(each.value, own) for each in detached for own in names)
 
 
 def _find_flags(tree: ast.AST) -> frozenset[str]:
