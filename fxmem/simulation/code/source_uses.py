@@ -390,9 +390,10 @@ def _find_bounds(
     node: ast.If | ast.While, branches: Sequence[ast.stmt], flags: Collection[str]
 ) -> Iterator[tuple[Use, ast.AST]]:
     """What the condition of an `if` or a loop bounds, and whether it surely bounds something of its branches."""
-    parts = [part for one in branches for part in ast.walk(one)]
-    kept, sides = [of for part in parts for of in find_kept(part)], [*_compared(node.test)]
-    done = [(use.does, last_name(of)) for part in parts for use, of in _find_effects(part)]
+    sides, is_flag = [*_compared(node.test)], any(last_name(each) in flags for each in ast.walk(node.test))
+    parts = [part for one in branches for part in ast.walk(one)] if sides or is_flag else []
+    kept, measured = [of for part in parts for of in find_kept(part)], [each for each, _ in sides if _measured(each)]
+    done = [(use.does, last_name(of)) for part in parts * bool(measured) for use, of in _find_effects(part)]
     names = {*map(last_name, kept), *(name for does, name in done if does in ("removes", "makes"))}
     is_fewer = any(isinstance(each, (ast.Lt, ast.LtE)) for each in ast.walk(node.test))
     ends = (ast.Break, ast.Raise) if is_fewer else (ast.Break, ast.Raise, ast.Return)
@@ -402,7 +403,6 @@ def _find_bounds(
             yield Use("limits", limit=Limit(None, right)), of
         if isinstance(node, ast.If):
             yield from ((Use("limits", limit=Limit(left, right)), each) for each in kept)
-    is_flag = any(last_name(each) in flags for each in ast.walk(node.test))
     if isinstance(node, ast.If) and (is_flag or not all(map(_is_of_remainder, sides))):
         yield from ((Use("measures"), each) for each in kept)
 
