@@ -18,6 +18,8 @@ from fxmem.simulation.code.source_lines import last_name
 
 _KEEPING: Final = frozenset("add append appendleft extend extendleft insert put setdefault update".split())
 """Methods that put something into what they are called of."""
+PUSHING: Final = frozenset("heappush insort insort_left insort_right".split())
+"""Functions that put something into what they are given first."""
 _MAKING: Final = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Set, ast.Tuple, ast.Constant, ast.Call)
 _ARITHMETIC: Final = {
     ast.Add: operator.add,
@@ -118,16 +120,11 @@ class Making(NamedTuple):
 def find_makings(name: str, tree: ast.AST, function: str = "", inside: Inside = None) -> Iterator[Making]:
     """Find the lines of a file that make what a name has."""
     for node in ast.iter_child_nodes(tree):
-        targets, value = assigned(node)
-        if (
-            isinstance(node, ast.stmt)
-            and value is not None
-            and all(last_name(each) != name for each in ast.walk(value))
-        ):
-            for each in (part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])):
-                if not isinstance(each, ast.Subscript) and last_name(each) == name:
-                    is_new, is_always = isinstance(value, _MAKING), not is_now_and_then(name, inside)
-                    yield Making(node.lineno, function, isinstance(each, ast.Attribute), is_new, is_always)
+        for each, value in pair_targets(node):
+            is_its = not isinstance(each, ast.Subscript) and last_name(each) == name
+            if is_its and isinstance(node, ast.stmt) and all(last_name(part) != name for part in ast.walk(value)):
+                is_new, is_always = isinstance(assigned(node)[1], _MAKING), not is_now_and_then(name, inside)
+                yield Making(node.lineno, function, isinstance(each, ast.Attribute), is_new, is_always)
         inner = node.name if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else function
         yield from find_makings(name, node, inner, enter(node, inside))
 
@@ -165,6 +162,20 @@ def assigned(node: ast.AST) -> tuple[Sequence[ast.expr], ast.expr | None]:
     return (), None
 
 
+def pair_targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a statement gives a value to, each with its value, of `a, b = [], c` as well."""
+    targets, value = assigned(node)
+    if value is None:
+        return
+    for each in targets:
+        if not isinstance(each, (ast.Tuple, ast.List)):
+            yield each, value
+        elif isinstance(value, ast.Tuple) and len(value.elts) == len(each.elts):
+            yield from zip(each.elts, value.elts, strict=True)
+        else:  # of what it is made of nothing is known
+            yield from ((one, ast.Name("")) for one in each.elts)
+
+
 # --- the line that keeps it -------------------------------------------------------------------------------------------
 
 
@@ -183,6 +194,8 @@ def _is_attribute(node: ast.expr) -> bool:
 
 def find_kept(node: ast.AST) -> Iterator[ast.expr]:
     """What a statement or a call keeps something in."""
+    if isinstance(node, ast.Call) and last_name(node.func) in PUSHING and node.args:
+        yield node.args[0]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr in _KEEPING:
             yield node.func.value

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fxmem.simulation.code.source_lines import last_name
-from fxmem.simulation.code.source_trees import Inside, assigned, enter, find_kept, is_now_and_then, parse
+from fxmem.simulation.code.source_trees import PUSHING, Inside, enter, find_kept, is_now_and_then, pair_targets, parse
 
-_ADDING: Final = frozenset("append appendleft extend extendleft insert put".split())
+_ADDING: Final = frozenset("add append appendleft extend extendleft insert put put_nowait".split())
 """Methods that make a list longer, whatever is in it already."""
-_REMOVING: Final = frozenset("clear detach detach_ discard item pop popitem popleft remove truncate".split())
+_EMPTYING: Final = frozenset(["cache_clear", "clear"])
+_REMOVING: Final = _EMPTYING | frozenset("detach_ discard get_nowait pop popitem popleft remove truncate".split())
+_TAKING: Final = frozenset("heapify heappop heappushpop heapreplace".split())
+"""Functions that take something out of what they are given first."""
+_JOINING: Final = frozenset(
+    "append cat chain concat concatenate deque dstack hstack list pad stack tuple vstack".split()
+)
+"""Functions whose result has all that they are given."""
 _LEAVING: Final = (ast.Break, ast.Continue, ast.Raise, ast.Return)
 _LITERALS: Final = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Set, ast.SetComp, ast.Tuple, ast.Constant)
 _MAKERS: Final = frozenset("OrderedDict defaultdict deque dict list set tuple".split())
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_OF_NAMES: Final = frozenset(["derives", "detaches", "rebinds"])
+"""What is done to one of the names of something alone."""
 _PASSES: Final = 3
 """Functions that something is handed on through, from one to the next."""
 
@@ -47,7 +58,8 @@ class Use(NamedTuple):
     """What a place in the code does with something that it calls by a name."""
 
     does: str
-    """"adds", "removes", "rebinds", "measures", "limits" or "gives"."""
+    """"adds", "removes", "rebinds", "measures", "limits", "gives", or "derives" where it becomes what another function
+    makes of it, "detaches", "writes" at the place that a key says, "is" what another variable has."""
     scope: str | None = None
     """Whose own the name is there; None: not known."""
     of_class: str | None = None
@@ -56,8 +68,10 @@ class Use(NamedTuple):
     """`meter` of `meter.values`; empty for a variable."""
     limit: Limit | None = None
     callee: str = ""
-    """The function that it is given to."""
+    """The function that it is given to, or in which it is another variable's or is written to."""
     argument: int | str = 0
+    keys: frozenset[str] = frozenset()
+    """The variables that the key is made of; empty where another key may be the same."""
 
 
 class _Code(NamedTuple):
@@ -91,15 +105,33 @@ def has_limits(name: str, sources: Sources) -> bool:
     return any(use.limit is not None for uses in sources.uses(name).values() for use in uses)
 
 
-def is_unbounded(names: Collection[Named], sources: Sources) -> bool:
+def is_unbounded(
+    names: Collection[Named],
+    sources: Sources,
+    *,
+    is_graph: bool = False,
+    counters: Sequence[Collection[tuple[str, str]]] = (),
+) -> bool:
     """Whether a program puts more into something, and nothing in its code bounds or empties it.
 
-    A list that is appended to, a sum or a tensor that is made of what it was; and nowhere a comparison of its length,
-    or of a counter before something is kept, a method, `del` or a slice that removes, a write at a position, by which
-    another may go, or a line that makes it anew now and then.
+    A list that is appended to, a sum or a tensor that is made of what it was, a key that counts; and nowhere a
+    comparison of its length, or of a counter before something is kept, a method, `del` or a slice that removes, a
+    function that makes less of it, a write at a position, by which another may go, or a line that makes it anew now
+    and then.
+
+    Args:
+        names: what it is called.
+        sources: the program's.
+        is_graph: whether its graph is meant, which whatever is made of it makes longer.
+        counters: of each loop around the steps, the variables that have another value in each pass.
     """
-    found = {use.does for use, _ in _find_meant(names, sources)}
-    return "adds" in found and found.isdisjoint(("removes", "rebinds", "measures"))
+    uses = [use for use, _ in _find_meant(names, sources)]
+    keys = [{(use.callee, each) for each in use.keys} for use in uses if use.does == "writes"]
+    is_counted = bool(counters) and all(not own.isdisjoint(each) for own in keys for each in counters)
+    found = {"adds" if use.does == "writes" and is_counted else use.does for use in uses}
+    adding = found & ({"adds", "derives"} if is_graph else {"adds"})
+    bars = "removes", "rebinds", "measures", "writes", "detaches" if is_graph else "derives"
+    return bool(adding) and found.isdisjoint(bars)
 
 
 def _find_meant(names: Collection[Named], sources: Sources, owners: Collection[str] = ()) -> list[tuple[Use, bool]]:
@@ -110,6 +142,7 @@ def _find_meant(names: Collection[Named], sources: Sources, owners: Collection[s
     file is none of a function here, for nobody imports that; and to rebind one changes nothing of what this one has.
     """
     known, near, found = {*names}, {each.file for each in names}, list[tuple[Use, bool]]()
+    aliases = set[Named]()
     for _ in range(_PASSES):
         given, found = set[tuple[str, int | str]](), []
         for name in sorted({each.name for each in known}):
@@ -122,12 +155,16 @@ def _find_meant(names: Collection[Named], sources: Sources, owners: Collection[s
                     is_its = any(Named(file, each, name) in known for each in scopes)
                     may_be = is_near or use.owner or not (is_local or use.does == "rebinds")
                     if is_its or (use.scope is None and is_open and may_be):
-                        found.append((use, is_its or (is_near and (not use.owner or use.owner in owners))))
-                        given.add((use.callee, use.argument))
+                        if use.does == "is":
+                            aliases.add(Named(file, use.callee, str(use.argument)))
+                            continue
+                        if name not in {each.name for each in aliases} or use.does not in _OF_NAMES:
+                            found.append((use, is_its or (is_near and (not use.owner or use.owner in owners))))
+                        given.add((use.callee if use.does == "gives" else "", use.argument))
         handed_on = {each for callee, argument in given if callee for each in sources.find_arguments(callee, argument)}
-        if handed_on <= known:
+        if handed_on | aliases <= known:
             break
-        known |= handed_on
+        known |= handed_on | aliases
     return found
 
 
@@ -186,18 +223,21 @@ def read_sources(files: Iterable[str]) -> Sources:
 def find_uses(text: str) -> _Code:
     """What a file's code does with what it keeps something in. Its tree is not kept: a program may have hundreds."""
     tree = parse(text)
+    flags = _find_flags(tree)
     uses: dict[str, list[Use]] = {}
     arguments: dict[str, list[Any]] = {}
     functions = set[str]()
 
     def walk(node: ast.AST, scope: _Scope, inside: Inside) -> None:
-        for use, of in _find_effects(node):
+        for use, of in itertools.chain(_find_effects(node), _find_branch_effects(node, flags)):
             name, of_class, owner = last_name(of), _find_class(of, scope), _find_owner(of)
             own = _find_scope(of, scope, of_class)
             if use.does == "makes":  # elsewhere than at first
                 is_others = not owner and own is not None and own != scope.name
                 empties = "removes" if owner or own is not None else "rebinds"
                 use = use._replace(does=empties if is_others or is_now_and_then(name, inside) else "")
+            if use.does in ("is", "writes"):
+                use = use._replace(callee=scope.name)
             if name and use.does:
                 uses.setdefault(name, []).append(
                     use._replace(scope=own, of_class=of_class and of_class.name, owner=owner)
@@ -217,63 +257,154 @@ def find_uses(text: str) -> _Code:
 
 
 def _find_effects(node: ast.AST) -> Iterator[tuple[Use, ast.AST]]:
-    """What a node does, and with what."""
+    """What a node does by itself, and with what."""
     match node:
         case ast.Call(func=called, args=args, keywords=keywords):
-            if isinstance(called, ast.Attribute) and called.attr in _ADDING:
-                yield Use("adds"), _set_by_default(called.value)
-            if isinstance(called, ast.Attribute) and called.attr in _REMOVING:
-                yield Use("removes"), called.value
-            if isinstance(called, ast.Attribute) and last_name(called.value) == "heapq":
-                yield from ((Use("removes"), each) for each in args)
-            given: list[tuple[int | str, ast.expr]] = [*enumerate(args)]
+            name, given = last_name(called), list[tuple[int | str, ast.expr]]([*enumerate(args)])
+            if isinstance(called, ast.Attribute):
+                if name in _ADDING:
+                    yield Use("adds"), _set_by_default(called.value)
+                if name in _REMOVING or (name == "get" and not args):  # of a queue
+                    yield Use("removes"), called.value
+                given.append(("self", called.value))  # a method of the program's own
+            if args and name in (*_TAKING, *PUSHING):
+                yield Use("adds" if name in PUSHING else "removes"), args[0]
             given += [(each.arg or "", each.value) for each in keywords]
-            yield from ((Use("gives", callee=last_name(called), argument=which), each) for which, each in given)
-        case ast.AugAssign(target=target):
-            yield Use("adds"), target
+            yield from ((Use("gives", callee=name, argument=which), each) for which, each in given)
+        case ast.AugAssign(target=target, op=by):
+            yield Use("adds" if isinstance(by, (ast.Add, ast.BitOr)) else "derives"), target
         case ast.Delete(targets=targets):
             yield from ((Use("removes"), each) for each in targets)
+        case ast.Return(value=value) if value is not None:
+            yield from ((Use("detaches"), each) for each in ast.walk(value) if _is_detached(value, last_name(each)))
         case ast.Assign() | ast.AnnAssign():
-            yield from ((Use(_find_change(each, value)), each) for each, value in _pair_targets(node))
+            for each, new in pair_targets(node):
+                yield from ((use, each) for use in _find_changes(each, new))
+                if isinstance(each, ast.Name) and isinstance(new, (ast.Name, ast.Attribute, ast.Subscript)):
+                    yield Use("is", argument=each.id), new
+        case ast.For(target=target, iter=elements) | ast.comprehension(target=target, iter=elements):
+            ways = itertools.product(ast.walk(elements), ast.walk(target))
+            yield from ((Use("is", argument=each.id), part) for part, each in ways if isinstance(each, ast.Name))
         case ast.Compare():
             yield from ((Use("measures"), of) for left, _ in _compared(node) if (of := _measured(left)) is not None)
-        case ast.If() | ast.While():
-            yield from _find_bounds(node)
 
 
-def _find_change(target: ast.expr, value: ast.expr) -> str:
+def _find_changes(target: ast.expr, value: ast.expr) -> Iterator[Use]:
     """What it does to a name that it is given a value."""
     name = last_name(target)
     if isinstance(value, (ast.Name, ast.Attribute)) and last_name(value) == name:
-        return ""  # `self.losses = losses`
-    read = [each for each in ast.walk(value) if last_name(each) == name]
-    if any(isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Slice) for each in read):
-        return "removes"
-    if isinstance(target, ast.Subscript) and not read:
-        end = _measured(target.slice)
-        return "adds" if end is not None and last_name(end) == name else "removes"  # `seen[len(seen)]`: one more
-    return "adds" if read else "makes"
+        return  # `self.losses = losses`
+    if _is_detached(value, name):
+        yield Use("detaches")
+    places = (each for each in ast.walk(value) if isinstance(each, ast.Subscript) and _reads(each.value, name))
+    if any(isinstance(part, ast.Slice) for each in places for part in ast.walk(each.slice)):
+        yield Use("removes")
+    elif isinstance(target, ast.Subscript) and not _reads(value, name):
+        key = target.slice
+        end = _measured(key.lower if isinstance(key, ast.Slice) and key.lower is not None else key)
+        is_at_end = end is not None and last_name(end) == name  # `seen[len(seen)]`: one more
+        parts = [*ast.walk(key)] if all(isinstance(each, _OF_KEYS) for each in ast.walk(key)) else []
+        keys = frozenset(each.id for each in parts if isinstance(each, ast.Name))
+        yield Use("adds") if is_at_end else Use("writes", keys=keys)
+    elif _reads(value, name):
+        yield Use(_find_growth(value, name))
+    else:
+        yield Use("makes")
 
 
-def _find_bounds(node: ast.If | ast.While) -> Iterator[tuple[Use, ast.AST]]:
+_OF_KEYS: Final = (
+    ast.Name,
+    ast.Attribute,
+    ast.Constant,
+    ast.JoinedStr,
+    ast.FormattedValue,
+    ast.Tuple,
+    ast.expr_context,
+)
+"""What a key may be made of that differs as soon as one variable in it does."""
+
+
+def _find_growth(value: ast.AST, name: str) -> str:
+    """Whether an expression has all of what a name has and more, or just that, which is nothing, or derives from it."""
+    match value:
+        case ast.Name() | ast.Attribute() | ast.Subscript() if last_name(value) == name:
+            return ""
+        case (
+            ast.Starred(value=inner) | ast.Call(func=ast.Attribute(attr="clone" | "contiguous" | "detach", value=inner))
+        ):
+            return _find_growth(inner, name)
+        case ast.IfExp(test=test, body=one, orelse=other) if all(map(_is_of_remainder, _compared(test))):
+            parts = [each for each in (one, other) if _reads(each, name)]
+            return min((_find_growth(each, name) for each in parts), default="", key=len)
+        case ast.BinOp(left=one, op=ast.Add() | ast.BitOr(), right=other):
+            parts = [one, other]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.Dict(values=parts):
+            pass
+        case ast.Call(func=called, args=parts) if last_name(called) in _JOINING or last_name(called)[:1].isupper():
+            pass
+        case _:
+            return "derives"
+    return "derives" if "derives" in (_find_growth(each, name) for each in parts if _reads(each, name)) else "adds"
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(last_name(each) == name for each in ast.walk(node))
+
+
+def _is_detached(value: ast.expr, name: str) -> bool:
+    """Whether an expression detaches what a name has, or each of its elements."""
+    parts = [*ast.walk(value)]
+    loops = [each.target for each in parts if isinstance(each, ast.comprehension) and _reads(each.iter, name)]
+    names = {name, *(last_name(part) for each in loops for part in ast.walk(each))} - {""}
+    detached = (each for each in parts if isinstance(each, ast.Attribute) and each.attr in ("detach", "item"))
+    return any(_reads(each.value, own) for each in detached for own in names)
+
+
+def _find_flags(tree: ast.AST) -> frozenset[str]:
+    """The names that are given what comes of a comparison of numbers, or are switched on and off."""
+    pairs = [pair for node in ast.walk(tree) for pair in pair_targets(node)]
+    switched = Counter(last_name(each) for each, value in pairs if getattr(value, "value", None) in (True, False))
+    orders = {
+        last_name(each) for each, value in pairs if any(isinstance(op, _ORDERS) for op in getattr(value, "ops", ()))
+    }
+    return frozenset(orders | {name for name, times in switched.items() if times > 1}) - {""}
+
+
+_ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def _find_branch_effects(node: ast.AST, flags: Collection[str]) -> Iterator[tuple[Use, ast.AST]]:
+    """What the conditions of the `if` and the loops of a block bound: what is in their branches, and what follows one
+    that leaves."""
+    blocks = (getattr(node, field, None) for field in ("body", "orelse", "finalbody"))
+    for block in (each for each in blocks if isinstance(each, list)):
+        for number, each in enumerate(block):
+            if isinstance(each, (ast.If, ast.While)):
+                kinds = {type(part) for part in ast.walk(each.test)}
+                is_left = isinstance(each.body[-1], _LEAVING) and ast.Eq not in kinds  # in one pass alone
+                found = _find_bounds(each, [*each.body, *each.orelse, *(block[number + 1 :] * is_left)], flags)
+                yield from (one for one in found if one[0].limit is None or not (is_left and ast.And in kinds))
+
+
+def _find_bounds(
+    node: ast.If | ast.While, branches: Sequence[ast.stmt], flags: Collection[str]
+) -> Iterator[tuple[Use, ast.AST]]:
     """What the condition of an `if` or a loop bounds, and whether it surely bounds something of its branches."""
-    parts = [part for one in (*node.body, *node.orelse) for part in ast.walk(one)]
-    kept, sides = [of for part in parts for of in find_kept(part)], [*_compared(node.test)]
-    removed = {last_name(of) for part in parts for use, of in _find_simple(part) if use.does == "removes"}
-    names = {*map(last_name, kept), *removed}
-    is_left = any(isinstance(each, _LEAVING) for each in parts)
+    sides, is_flag = [*_compared(node.test)], any(last_name(each) in flags for each in ast.walk(node.test))
+    parts = [part for one in branches for part in ast.walk(one)] if sides or is_flag else []
+    kept, measured = [of for part in parts for of in find_kept(part)], [each for each, _ in sides if _measured(each)]
+    done = [(use.does, last_name(of)) for part in parts * bool(measured) for use, of in _find_effects(part)]
+    names = {*map(last_name, kept), *(name for does, name in done if does in ("removes", "makes"))}
+    is_fewer = any(isinstance(each, (ast.Lt, ast.LtE)) for each in ast.walk(node.test))
+    ends = (ast.Break, ast.Raise) if is_fewer else (ast.Break, ast.Raise, ast.Return)
+    is_left = any(isinstance(each, ends) for each in parts)
     for left, right in sides:
         if (of := _measured(left)) is not None and (is_left or last_name(of) in names):
             yield Use("limits", limit=Limit(None, right)), of
         if isinstance(node, ast.If):
             yield from ((Use("limits", limit=Limit(left, right)), each) for each in kept)
-    if isinstance(node, ast.If) and not all(map(_is_of_remainder, sides)):
+    if isinstance(node, ast.If) and (is_flag or not all(map(_is_of_remainder, sides))):
         yield from ((Use("measures"), each) for each in kept)
-
-
-def _find_simple(node: ast.AST) -> Iterator[tuple[Use, ast.AST]]:
-    """What a node does by itself."""
-    return iter(()) if isinstance(node, (ast.If, ast.While)) else _find_effects(node)
 
 
 def _compared(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -364,7 +495,7 @@ def _find_targets(node: ast.AST) -> Iterator[tuple[str, bool]]:
     """The variables that a node gives a value, and whether it makes that there."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from ((each.asname or each.name, False) for each in node.names)
-    for each, value in _pair_targets(node):
+    for each, value in pair_targets(node):
         if isinstance(each, ast.Name) and all(last_name(part) != each.id for part in ast.walk(value)):
             yield each.id, _is_new(value) and not isinstance(node, ast.For)
 
@@ -372,23 +503,9 @@ def _find_targets(node: ast.AST) -> Iterator[tuple[str, bool]]:
 def _find_attributes(node: ast.AST) -> Iterator[tuple[str, bool]]:
     """The attributes of `self` that a node gives a value, and whether nobody else's has it: it is made there, or what
     a function is given."""
-    for each, value in _pair_targets(node):
+    for each, value in pair_targets(node):
         if isinstance(each, ast.Attribute) and last_name(each.value) in ("self", "cls"):
             yield each.attr, _is_new(value) or isinstance(value, ast.Name)
-
-
-def _pair_targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What a statement gives a value to, each with its value, of `a, b = [], c` as well."""
-    targets, value = assigned(node)
-    if value is None:
-        return
-    for each in targets:
-        if not isinstance(each, (ast.Tuple, ast.List)):
-            yield each, value
-        elif isinstance(value, ast.Tuple) and len(value.elts) == len(each.elts):
-            yield from zip(each.elts, value.elts, strict=True)
-        else:  # of what it is made of nothing is known
-            yield from ((one, ast.Name("")) for one in each.elts)
 
 
 def _is_new(value: ast.expr) -> bool:
@@ -432,7 +549,7 @@ def _name_arguments(
 ) -> tuple[Sequence[str], Mapping[str, Collection[Named]]]:
     """The arguments of a function, and what has each: it, and the attributes of its class that it gives them to."""
     found = {each.arg: [Named("", scope.name, each.arg)] for each in (*node.args.args, *node.args.kwonlyargs)}
-    for target, value in (pair for each in ast.walk(node) for pair in _pair_targets(each) if around.is_class):
+    for target, value in (pair for each in ast.walk(node) for pair in pair_targets(each) if around.is_class):
         if isinstance(value, ast.Name) and value.id in found and _find_owner(target) == "self":
             found[value.id].append(Named("", around.name, last_name(target)))
     return [each.arg for each in node.args.args][around.is_class :], found

@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import itertools
+import queue
 import re
 import sys
 import types
@@ -365,6 +366,8 @@ class _Search:
                 self._files.setdefault(inspect.getfile(type(value)))
                 self._sources = read_sources(self._files)
                 self._scope = self._within(path, value.param_groups[0], type(value))
+        elif issubclass(type(value), queue.Queue):
+            self._note_bounds(f"{path}.queue", len(value.queue), value.maxsize or None)
         elif issubclass(type(value), types.FunctionType):
             own_values = _find_values(value)
             self._scope = self._within(path, own_values, value.__code__)

@@ -9,9 +9,11 @@ program's code.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import linecache
 import operator
+import queue
 import re
 import sys
 import types
@@ -26,7 +28,7 @@ from fxmem.records.units import GROWING, OF_GRAPH, STEPS, group, package_path
 from fxmem.simulation.card.block_trace import BlockTrace
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.code.round_rule import Owner, find_names, split_path
-from fxmem.simulation.code.source_lines import program_files, variables
+from fxmem.simulation.code.source_lines import last_name, program_files, variables
 from fxmem.simulation.code.source_trees import Making, find_makings, keeping_lines, read_tree
 from fxmem.simulation.code.source_uses import is_unbounded, read_sources
 from fxmem.simulation.recording.observe.event_log import LoggedStorage, StepLog
@@ -71,10 +73,13 @@ class HolderCode:
             for name in self._names[1:]:
                 self._follow_attribute(name)
 
-    @property
-    def is_unbounded(self) -> bool:
-        """Whether the code puts more into it, and nothing bounds it."""
-        return self._is_sure and is_unbounded(self.meant, read_sources(self._files))
+    def is_unbounded(self, *, is_graph: bool) -> bool:
+        """Whether the code puts more into it, and nothing bounds it; or makes its graph longer."""
+        loops = [each for each in self._loops[self.outer :] if each.turns != 1]
+        counters = [_find_counters(each, self._frames[each.depth].f_code) for each in loops]
+        return self._is_sure and is_unbounded(
+            self.meant, read_sources(self._files), is_graph=is_graph, counters=counters
+        )
 
     def _follow_variable(self, name: str) -> None:
         """Find the function that has made what a variable has, from the innermost on: others are given it."""
@@ -91,6 +96,7 @@ class HolderCode:
                 lines = [each.line for each in makings if each.is_new and each.is_always]
                 within = [self._count_around(frame.f_code.co_filename, line) for line in lines]
                 self.outer = max(self.outer, around, *within)
+                self._is_sure &= len(self._names) == 1 or all(each.is_always for each in makings)
                 return
             self._is_sure &= not makings
 
@@ -111,6 +117,17 @@ class HolderCode:
         loops = enumerate(self._loops, 1)
         found = [number for number, each in loops if each.file == file and each.first <= line <= each.last]
         return max(found, default=0)
+
+
+def _find_counters(loop: Loop, code: types.CodeType) -> Collection[tuple[str, str]]:
+    """The variables of a loop that count its passes: of `range`, and the first of `enumerate`."""
+    scope = "" if code.co_name == "<module>" else code.co_qualname
+    for node in ast.walk(read_tree(loop.file)):
+        if isinstance(node, ast.For) and node.lineno == loop.head and isinstance(node.iter, ast.Call):
+            name = last_name(node.iter.func)
+            target = node.target.elts[0] if isinstance(node.target, ast.Tuple) and name == "enumerate" else node.target
+            return [(scope, last_name(target))] if name in ("count", "enumerate", "range", "trange") else []
+    return []
 
 
 def _find_own_makings(name: str, frame: types.FrameType) -> Iterator[Making]:
@@ -371,6 +388,8 @@ class GrowthLog:
             found |= {"holder": IN_CYCLES, "kept_at": ""} if self._cycles_stay else {"holder": holder, "kept_at": line}
             return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
         ((path, owner), _) = Counter((path.partition("[")[0], owner) for path, owner in held_at).most_common(1)[0]
+        if isinstance(owner, type) and issubclass(owner, queue.Queue):  # its own deque is the queue
+            path, owner = path.rpartition(".")[0], None
         around = () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         # What an element of it has as an attribute, as a handler's list among an engine's handlers.
@@ -381,7 +400,7 @@ class GrowthLog:
         found["kept_at"] = kept_at or grown.kept_at
         found["ends"] = loops and loops.find_last(len(self._alive), code.outer)
         is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
-        is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded
+        is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded(is_graph=grown.is_graph)
         return grown.model_copy(update={**found, "holder": path, "is_endless": is_endless})
 
     def find(self) -> tuple[Growth, ...]:

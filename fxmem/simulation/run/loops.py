@@ -249,6 +249,10 @@ def _count(node: ast.expr, scope: Mapping[str, Any]) -> int | None:
         if name == "zip":
             counts = [count for each in node.args if (count := _count(each, scope)) is not None]
             return min(counts, default=None)
+        if name == "islice" and _are_known(numbers := [find_number(each, scope) for each in node.args[1:]]):
+            whole = _count(node.args[0], scope)
+            most = len(range(*[each for each in numbers if each is not None]))
+            return most if whole is None else min(most, whole)
         return _count(node.args[0], scope) if name in _THROUGH and node.args else None
     value = find_value(node, scope)
     if isinstance(value, torch.utils.data.DataLoader):
@@ -281,18 +285,30 @@ def _find_index(target: ast.expr, node: ast.expr, scope: Mapping[str, Any]) -> i
 
 
 def _find_limit(node: _Loops, scope: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Of `while step < most`, or the first `if step > most: break`, the counter and what it is when that ends."""
-    tests: list[tuple[ast.expr, tuple[type[ast.cmpop], ...], type[ast.cmpop]]]
-    tests = [(node.test, (ast.Lt, ast.LtE), ast.LtE)] if isinstance(node, ast.While) else []
+    """Of `while step < most`, or the first `if step > most: break`, the counter and what it is when that ends; of
+    `while left > 0` what is left, below zero."""
+    tests: list[tuple[ast.expr, tuple[type[ast.cmpop], ...], tuple[type[ast.cmpop], ...]]]
+    goes_on = _split(node.test, ast.And) if isinstance(node, ast.While) else []
+    tests = [(each, (ast.Lt, ast.LtE, ast.NotEq, ast.Gt, ast.GtE), (ast.LtE, ast.GtE)) for each in goes_on]
     ends = [each.test for each in node.body if isinstance(each, ast.If) and _leaves(each)]
-    tests += [(each, (ast.Gt, ast.GtE, ast.Eq), ast.Gt) for each in ends]
+    tests += [(each, (ast.Gt, ast.GtE, ast.Eq), (ast.Gt,)) for end in ends for each in _split(end, ast.Or)]
     for test, kinds, more in tests:
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], kinds):
             now, most = find_number(test.left, scope), find_number(test.comparators[0], scope)
-            if now is not None and most is not None and now <= most:
-                return now, most + isinstance(test.ops[0], more)
+            if now is not None and most is not None:
+                if test in goes_on and isinstance(test.ops[0], (ast.Gt, ast.GtE)):  # it counts down
+                    now, most = -now, -most
+                if now <= most:
+                    return now, most + isinstance(test.ops[0], more)
     return None
 
 
+def _split(test: ast.expr, by: type[ast.boolop]) -> Sequence[ast.expr]:
+    """The conditions that a test has, of which all must hold, or one."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, by) else [test]
+
+
 def _leaves(node: ast.If) -> bool:
-    return any(isinstance(each, (ast.Break, ast.Return)) for each in node.body)
+    exits = (each.value for each in node.body if isinstance(each, ast.Expr))
+    is_exit = any(isinstance(each, ast.Call) and last_name(each.func) in ("exit", "_exit", "quit") for each in exits)
+    return is_exit or any(isinstance(each, (ast.Break, ast.Return)) for each in node.body)
