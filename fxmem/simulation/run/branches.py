@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,12 +30,11 @@ from fxmem.simulation.run.schedules import (
     divide,
     find_counters,
     find_exit,
-    find_trainer,
+    find_trainers,
     list_conditions,
 )
 
-_LIGHTNING: Final = frozenset({"lightning.pytorch", "pytorch_lightning"})
-"""Whose `ModelCheckpoint` saves by the number of a batch (Lightning 2.6)."""
+_EVERY: Final = "_every_n_train_steps"
 _LEAVES: Final = (ast.Raise, ast.Break, ast.Return, ast.Continue)
 _CHANGE_NOTHING: Final = frozenset("debug info log print set_description set_postfix warning write".split())
 """Calls that change nothing of what is trained."""
@@ -76,21 +74,22 @@ class Branches:
         """
         self._has_run = has_run
         own, libraries = program_frames(frame)
-        names = {name for each in libraries for name in _LIGHTNING if each.f_globals["__name__"].startswith(f"{name}.")}
-        modules = (sys.modules.get(f"{name}.callbacks.model_checkpoint") for name in names)
-        callbacks = [found for each in modules if (found := getattr(each, "ModelCheckpoint", None))]
-        may_save = callbacks or any(_names_saving(each.f_code) for each in libraries)
-        if not may_save and not any(map(self._list_due, own)):
+        place = program_place(frame)
+        callbacks = [each for one in find_trainers(libraries) for each in getattr(one, "callbacks", ())]
+        for each in callbacks:  # Lightning's `ModelCheckpoint` (2.6), which saves by the number of a batch
+            if (every := getattr(each, _EVERY, 0)) > 1 and place not in self.saved:
+                self.taken[place] = Schedule(place=place, every=every, saves=place, ran=True)
+                self._patches.enter_context(torch_common.replace(each, _EVERY, 1))
+        may_save = any(_names_saving(each.f_code) for each in libraries) or any(map(self._list_due, own))
+        if not (may_save or self.taken):
             return False
-        for each in callbacks:
-            self._patches.enter_context(torch_common.wrap(each, "on_train_batch_end", self._end_batch))
         self._begin_tracing(own)
         return True
 
     def leave(self, frame: types.FrameType | None) -> bool:
         """Leave the loops around a frame, so that what follows them runs; whether they can be."""
         own, libraries = program_frames(frame)
-        trainers = [found for each in libraries if (found := find_trainer(each)) is not None]
+        trainers = find_trainers(libraries)
         steps = {each: each.f_lineno for each in own}
         bodies = ((find_body(read_tree(each.f_code.co_filename), each.f_code), line) for each, line in steps.items())
         if not trainers and not any(find_exit(body, line, line) for body, line in bodies):
@@ -131,16 +130,6 @@ class Branches:
         self.saved.update(lines)
         with self.saving(lines[0] if lines else ""):
             yield
-
-    def _end_batch(self, original: Callable[..., Any], callback: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Lightning's `ModelCheckpoint.on_train_batch_end`: save where it is to do so every so many steps."""
-        result = original(callback, trainer, *args, **kwargs)
-        every, place = getattr(callback, "_every_n_train_steps", 0), program_place(sys._getframe(1))
-        if every > 0 and place not in (*self.taken, *self.saved):
-            self.taken[place] = Schedule(place=place, every=every, saves=place, ran=True)
-            path = os.path.join(trainer.default_root_dir, f"step-{trainer.global_step}.ckpt")
-            trainer.save_checkpoint(path, callback.save_weights_only)
-        return result
 
     def _call(self, frame: types.FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         code = frame.f_code

@@ -73,7 +73,7 @@ def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
     """
     found: dict[str, Schedule] = {}
     own, libraries = program_frames(frame)
-    is_in_loop = any(map(find_trainer, libraries))
+    is_in_loop = bool(find_trainers(libraries))
     for each in own:
         file, scope = each.f_code.co_filename, _scope(each)
         line, _, column, _ = list(each.f_code.co_positions())[each.f_lasti // 2]
@@ -90,11 +90,11 @@ def find_following(frame: types.FrameType | None) -> tuple[Schedule, ...]:
     return tuple(found.values())
 
 
-def find_trainer(frame: types.FrameType) -> Any:
-    """The trainer whose method a library's frame runs: transformers', Lightning's; None for none."""
-    found = variables(frame).get("self")
-    is_trainer = any(each.__name__ == "Trainer" for each in type(found).__mro__)
-    return found if is_trainer and (hasattr(found, "should_stop") or hasattr(found, "control")) else None
+def find_trainers(frames: Iterable[types.FrameType]) -> list[Any]:
+    """The trainers whose methods the frames run: transformers', Lightning's."""
+    owners = [variables(each).get("self") for each in frames]
+    trainers = [each for each in owners if any(one.__name__ == "Trainer" for one in type(each).__mro__)]
+    return [each for each in trainers if hasattr(each, "should_stop") or hasattr(each, "control")]
 
 
 def find_exit(statements: Sequence[ast.stmt], line: int, step: int, after: ast.stmt | None = None) -> ast.stmt | None:
