@@ -88,7 +88,8 @@ def check_names(options: argparse.Namespace) -> None:
         _check_file(own or "")
     name = optimizer.partition(":")[0]
     if not (names_optimizer_factory(optimizer) or name in ("none", *OPTIMIZER_PRESETS, *OPTIMIZER_LIBRARIES)):
-        known = [each.lower() for each in _list_optimizers()]
+        texts = _texts("torch", "optim/__init__.py")
+        known = [each.lower() for text in texts for each in _OPTIMIZERS.findall(text)]
         if known and name not in known:
             raise unknown_optimizer(name, [*known, *OPTIMIZER_PRESETS])
 
@@ -122,7 +123,8 @@ def _check_hub_name(name: str) -> None:
     if not name.isidentifier():
         raise hub_models.name_error(name)
     if _files("transformers") and not _is_mentioned("transformers", name):
-        raise model_error("transformers", name, [*_list_classes(), *hub_models.list_names()])
+        classes = [each for text in _texts("transformers") for each in _MODEL_CLASSES.findall(text)]
+        raise model_error("transformers", name, [*classes, *hub_models.list_names()])
 
 
 def list_models() -> list[str]:
@@ -204,14 +206,6 @@ def _texts(library: str, where: str = "") -> Iterator[str]:
 
 def _list_registered(library: str) -> set[str]:
     return {named or own for text in _texts(library) for named, own in _REGISTERED.findall(text)}
-
-
-def _list_classes() -> list[str]:
-    return [name for text in _texts("transformers") for name in _MODEL_CLASSES.findall(text)]
-
-
-def _list_optimizers() -> list[str]:
-    return [name for text in _texts("torch", "optim/__init__.py") for name in _OPTIMIZERS.findall(text)]
 
 
 def _is_mentioned(library: str, name: str) -> bool:

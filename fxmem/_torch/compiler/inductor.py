@@ -433,7 +433,8 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "current_stream", lambda device=None: stream),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
-        *((owner, "has_triton", _has_triton) for owner in (scheduler, compile_fx, triton_utils)),
+        # Since 2.15 it is asked about the CPU, too.
+        *((each, "has_triton", lambda *, include_cpu=False: True) for each in (scheduler, compile_fx, triton_utils)),
         (utils, "get_device_tflops", card.tflops or _unknown_rate),
         (utils, "get_gpu_dram_gbps", _unknown_rate if card.bandwidth_gb is None else lambda: card.bandwidth_gb),
         (utils, "get_gpu_shared_memory", lambda: asked.shared_memory_per_block_optin),
@@ -449,11 +450,6 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
 def no_device_guard() -> AbstractContextManager[Any]:
     """Wrappers enter `torch.cuda._DeviceGuard` (since 2.0), which asks the driver."""
     return patch(torch.cuda, "_DeviceGuard", lambda _: _NoGuard)
-
-
-def _has_triton(*, include_cpu: bool = False) -> bool:
-    """What stands in for `has_triton`, which since 2.15 is asked about the CPU, too."""
-    return True
 
 
 @contextlib.contextmanager

@@ -23,9 +23,7 @@ _EMPTYING: Final = frozenset(["cache_clear", "clear"])
 _REMOVING: Final = _EMPTYING | frozenset("detach_ discard get_nowait pop popitem popleft remove truncate".split())
 _TAKING: Final = frozenset("heapify heappop heappushpop heapreplace".split())
 """Functions that take something out of what they are given first."""
-_JOINING: Final = frozenset(
-    "append cat chain concat concatenate deque dstack hstack list pad stack tuple vstack".split()
-)
+_JOINS: Final = frozenset("append cat chain concat concatenate deque dstack hstack list pad stack tuple vstack".split())
 """Functions whose result has all that they are given."""
 _LEAVING: Final = (ast.Break, ast.Continue, ast.Raise, ast.Return)
 _LITERALS: Final = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Set, ast.SetComp, ast.Tuple, ast.Constant)
@@ -303,7 +301,8 @@ def _find_changes(target: ast.expr, value: ast.expr) -> Iterator[Use]:
         key = target.slice
         end = _measured(key.lower if isinstance(key, ast.Slice) and key.lower is not None else key)
         is_at_end = end is not None and last_name(end) == name  # `seen[len(seen)]`: one more
-        parts = [*ast.walk(key)] if all(isinstance(each, _OF_KEYS) for each in ast.walk(key)) else []
+        parts = [each for each in ast.walk(key) if not isinstance(each, ast.expr_context)]
+        parts = parts if all(isinstance(each, _OF_KEYS) for each in parts) else []
         keys = frozenset(each.id for each in parts if isinstance(each, ast.Name))
         yield Use("adds") if is_at_end else Use("writes", keys=keys)
     elif _reads(value, name):
@@ -312,15 +311,7 @@ def _find_changes(target: ast.expr, value: ast.expr) -> Iterator[Use]:
         yield Use("makes")
 
 
-_OF_KEYS: Final = (
-    ast.Name,
-    ast.Attribute,
-    ast.Constant,
-    ast.JoinedStr,
-    ast.FormattedValue,
-    ast.Tuple,
-    ast.expr_context,
-)
+_OF_KEYS: Final = (ast.Attribute, ast.Constant, ast.FormattedValue, ast.JoinedStr, ast.Name, ast.Tuple)
 """What a key may be made of that differs as soon as one variable in it does."""
 
 
@@ -329,9 +320,9 @@ def _find_growth(value: ast.AST, name: str) -> str:
     match value:
         case ast.Name() | ast.Attribute() | ast.Subscript() if last_name(value) == name:
             return ""
-        case (
-            ast.Starred(value=inner) | ast.Call(func=ast.Attribute(attr="clone" | "contiguous" | "detach", value=inner))
-        ):
+        case ast.Starred(value=inner):
+            return _find_growth(inner, name)
+        case ast.Call(func=ast.Attribute(attr="clone" | "contiguous" | "detach", value=inner)):
             return _find_growth(inner, name)
         case ast.IfExp(test=test, body=one, orelse=other) if all(map(_is_of_remainder, _compared(test))):
             parts = [each for each in (one, other) if _reads(each, name)]
@@ -340,7 +331,7 @@ def _find_growth(value: ast.AST, name: str) -> str:
             parts = [one, other]
         case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.Dict(values=parts):
             pass
-        case ast.Call(func=called, args=parts) if last_name(called) in _JOINING or last_name(called)[:1].isupper():
+        case ast.Call(func=called, args=parts) if last_name(called) in _JOINS or last_name(called)[:1].isupper():
             pass
         case _:
             return "derives"
@@ -364,9 +355,8 @@ def _find_flags(tree: ast.AST) -> frozenset[str]:
     """The names that are given what comes of a comparison of numbers, or are switched on and off."""
     pairs = [pair for node in ast.walk(tree) for pair in pair_targets(node)]
     switched = Counter(last_name(each) for each, value in pairs if getattr(value, "value", None) in (True, False))
-    orders = {
-        last_name(each) for each, value in pairs if any(isinstance(op, _ORDERS) for op in getattr(value, "ops", ()))
-    }
+    compared = ((each, op) for each, value in pairs for op in getattr(value, "ops", ()))
+    orders = {last_name(each) for each, op in compared if isinstance(op, _ORDERS)}
     return frozenset(orders | {name for name, times in switched.items() if times > 1}) - {""}
 
 

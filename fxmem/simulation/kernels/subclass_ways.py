@@ -42,10 +42,6 @@ _CTC_LOSS: Final[Callable[..., Tensor]] = F.ctc_loss
 _LINEAR: Final[Callable[..., Tensor]] = F.linear
 
 
-def _is_on_cpu(tensor: Any) -> bool:
-    return type(tensor) is torch_common.FakeTensor and tensor.device.type == "cpu"
-
-
 def _max_pool1d(
     input: Tensor,
     kernel_size: Any,
@@ -56,7 +52,8 @@ def _max_pool1d(
     return_indices: bool = False,
 ) -> Any:
     wants_gradient = input.requires_grad and torch.is_grad_enabled()
-    if return_indices or wants_gradient or not _is_on_cpu(input):
+    is_on_cpu = type(input) is torch_common.FakeTensor and input.device.type == "cpu"
+    if return_indices or wants_gradient or not is_on_cpu:
         return _OTHERWISE(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     sizes = ([each] if isinstance(each, int) else [*(each or ())] for each in (kernel_size, stride, padding, dilation))
     with torch_kernels.below_autograd():

@@ -293,8 +293,7 @@ class Rounds(RoundRule):
                 self._log.set_phase(before)
                 self._begin_part(before)
                 if before is Phase.OPTIMIZER:
-                    self._recording.nodes.resume_call(OPTIMIZER)
-                    self._recording.tracer.pause()
+                    self._enter_optimizer()
 
     def function_called(self) -> None:
         """A compiled function is about to be called, within no module."""
@@ -364,10 +363,7 @@ class Rounds(RoundRule):
         finally:
             self.backward_ends()
             self._owners.name_residents(self.optimizers)
-            log.set_phase(Phase.OPTIMIZER)
-            self._begin_part(Phase.OPTIMIZER)
-            self._recording.nodes.resume_call(OPTIMIZER)
-            self._recording.tracer.pause()
+            self._enter_optimizer()
 
     def progress(self) -> str:
         """Which round it is, its operators so far, and what ends it."""
@@ -382,11 +378,14 @@ class Rounds(RoundRule):
 
     def _begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._counts(optimizer):
-            if self._log.phase is not Phase.OPTIMIZER:
-                self._log.set_phase(Phase.OPTIMIZER)
-                self._begin_part(Phase.OPTIMIZER)
-            self._recording.nodes.resume_call(OPTIMIZER)
-            self._recording.tracer.pause()
+            self._enter_optimizer()
+
+    def _enter_optimizer(self) -> None:
+        if self._log.phase is not Phase.OPTIMIZER:
+            self._log.set_phase(Phase.OPTIMIZER)
+            self._begin_part(Phase.OPTIMIZER)
+        self._recording.nodes.resume_call(OPTIMIZER)
+        self._recording.tracer.pause()
 
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._counts(optimizer):

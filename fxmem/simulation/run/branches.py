@@ -12,22 +12,20 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.records.parts import Schedule
 from fxmem.records.units import package_path
 from fxmem.simulation.code.source_lines import is_own_file, last_name, program_frames, program_place, variables
-from fxmem.simulation.code.source_trees import find_body, find_number, find_value, read_tree
+from fxmem.simulation.code.source_trees import find_body, read_tree
 from fxmem.simulation.run.loops import FrameMark, mark_frame, trace_marked
 from fxmem.simulation.run.schedules import (
     asked_lines,
     branch_lines,
     comes,
-    count_up,
     describe_branch,
-    divide,
     find_counters,
     find_exit,
     find_trainers,
@@ -62,17 +60,18 @@ class Branches:
         self.saved: set[str] = set()
         """The lines of the program's own functions that were running while it saved."""
         self._stack, self._patches = contextlib.ExitStack(), contextlib.ExitStack()
-        self._has_run: Callable[[Iterable[str]], bool] = lambda lines: False
+        self._ran: Collection[str] = ()
+        """The lines that ran in recorded steps."""
         self._tracer: Any = None
 
-    def begin(self, frame: types.FrameType | None, has_run: Callable[[Iterable[str]], bool]) -> bool:
+    def begin(self, frame: types.FrameType | None, ran: Collection[str]) -> bool:
         """Take each branch that the program comes to from here on; whether there may be one.
 
         Args:
             frame: in which its steps end.
-            has_run: whether some of these lines ran in a recorded step.
+            ran: the lines that ran in recorded steps.
         """
-        self._has_run = has_run
+        self._ran = ran
         own, libraries = program_frames(frame)
         place = program_place(frame)
         callbacks = [each for one in find_trainers(libraries) for each in getattr(one, "callbacks", ())]
@@ -125,8 +124,8 @@ class Branches:
     @contextlib.contextmanager
     def save(self) -> Iterator[None]:
         """The program saves inside."""
-        frame = sys._getframe(1)
-        lines = [f"{package_path(each.f_code.co_filename)}:{each.f_lineno}" for each in program_frames(frame)[0]]
+        own, _ = program_frames(sys._getframe(1))
+        lines = [f"{package_path(each.f_code.co_filename)}:{each.f_lineno}" for each in own]
         self.saved.update(lines)
         with self.saving(lines[0] if lines else ""):
             yield
@@ -148,7 +147,7 @@ class Branches:
             body = () if step is None else find_body(read_tree(frame.f_code.co_filename), frame.f_code)
             target = find_exit(body, frame.f_lineno, step) if step else None
             if target is not None and self.may_leave():
-                _go_to(frame, target.lineno)
+                frame.f_lineno = target.lineno  # type: ignore[misc] # as in `_take`
                 return
             for condition, found in self._list_due(frame, frame.f_lineno)[:1]:
                 self._take(frame, condition, found)
@@ -162,20 +161,13 @@ class Branches:
         counters, due = find_counters(read_tree(frame.f_code.co_filename)), []
         for each in conditions:
             found = _describe(each, frame, scope)
-            counted = [*count_up(each.test, counters)]
             lines = branch_lines(each, frame.f_code)
             if is_own_file(frame.f_code.co_filename):
                 lines.append(found.calls)
-            if found.place in self.taken or self._has_run(lines) or found.saves in self.saved:
-                continue
-            is_worth_it = _is_worth_it(each, found, frame.f_code, is_once=bool(counted))
-            if not is_worth_it or not comes(each.test, scope, counters):
-                continue
-            every = next((find_value(number, scope) for _, number in divide(each.test)), None)
-            about: dict[str, Any] = {"every": every}
-            for counter, number in counted if every is None else ():
-                about = {"at": find_number(number, scope), "counter": ast.unparse(counter)}
-            due.append((each, found.model_copy(update={**about, "ran": True})))
+            is_new = found.place not in self.taken and found.saves not in self.saved
+            is_new = is_new and not any(line in self._ran for line in lines)
+            if is_new and _is_worth_it(each, found, frame.f_code) and comes(each.test, scope, counters):
+                due.append((each, found.model_copy(update={"ran": True})))
         return due
 
     def _take(self, frame: types.FrameType, condition: ast.If, found: Schedule) -> None:
@@ -184,11 +176,8 @@ class Branches:
         if found.saves and is_own_file(frame.f_code.co_filename):
             self._stack.enter_context(self.saving(found.place))
         if first.lineno > (condition.test.end_lineno or 0):
-            if _go_to(frame, first.lineno):
-                self.within = frame, range(first.lineno, (last.end_lineno or first.lineno) + 1)
-            else:
-                del self.taken[found.place]
-                self._leave()
+            self.within = frame, range(first.lineno, (last.end_lineno or first.lineno) + 1)
+            frame.f_lineno = first.lineno  # type: ignore[misc] # typeshed has it as read-only
             return
         self.within = frame, range(0)
         try:
@@ -208,18 +197,8 @@ def _describe(condition: ast.If, frame: types.FrameType, scope: Mapping[str, Any
         return found
     place, nodes = program_place(frame), [node for each in condition.body for node in ast.walk(each)]
     stores = {last_name(node) for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)}
-    is_answer = "save" in frame.f_code.co_name and any(isinstance(each, ast.Return) for each in nodes)
-    saves = place if is_answer or any("save" in each for each in stores) else ""
+    saves = place if any("save" in each for each in stores) else ""
     return found.model_copy(update={"saves": saves, "calls": place if "should_evaluate" in stores else ""})
-
-
-def _go_to(frame: types.FrameType, line: int) -> bool:
-    """Go on at another line; whether Python lets a frame do so."""
-    try:
-        frame.f_lineno = line  # type: ignore[misc] # typeshed has it as read-only
-    except ValueError:
-        return False
-    return True
 
 
 def _run_line(frame: types.FrameType, statements: list[ast.stmt]) -> None:
@@ -231,7 +210,7 @@ def _run_line(frame: types.FrameType, statements: list[ast.stmt]) -> None:
     frame.f_locals.update({name: value for name, value in changed.items() if name != "__builtins__"})
 
 
-def _is_worth_it(condition: ast.If, found: Schedule, code: types.CodeType, *, is_once: bool) -> bool:
+def _is_worth_it(condition: ast.If, found: Schedule, code: types.CodeType) -> bool:
     """Whether a branch saves, calls a model, or is taken once and changes how the program trains."""
     nodes = [node for each in condition.body for node in ast.walk(each)]
     if not is_own_file(code.co_filename):
@@ -243,7 +222,8 @@ def _is_worth_it(condition: ast.If, found: Schedule, code: types.CodeType, *, is
     asked = {last_name(each) for each in ast.walk(condition.test)} - {""}
     keys = (each.slice for each in nodes if isinstance(each, ast.Subscript))
     looks_up = any(last_name(each) in asked for key in keys for each in ast.walk(key))  # what another count has not
-    return is_once and not (leaves or calls & _END or looks_up) and any(map(_changes_something, condition.body))
+    is_safe = not (leaves or calls & _END or looks_up)
+    return found.at is not None and is_safe and any(map(_changes_something, condition.body))
 
 
 def _changes_something(statement: ast.stmt) -> bool:

@@ -77,9 +77,8 @@ class HolderCode:
         """Whether the code puts more into it, and nothing bounds it; or makes its graph longer."""
         loops = [each for each in self._loops[self.outer :] if each.turns != 1]
         counters = [_find_counters(each, self._frames[each.depth].f_code) for each in loops]
-        return self._is_sure and is_unbounded(
-            self.meant, read_sources(self._files), is_graph=is_graph, counters=counters
-        )
+        sources = read_sources(self._files)
+        return self._is_sure and is_unbounded(self.meant, sources, is_graph=is_graph, counters=counters)
 
     def _follow_variable(self, name: str) -> None:
         """Find the function that has made what a variable has, from the innermost on: others are given it."""

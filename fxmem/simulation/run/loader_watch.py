@@ -101,7 +101,7 @@ class LoaderWatch:
         """Batches that the program is given next, in the place of its own."""
         self._given_to = self._until = self._ended_in = 0
         self._over_at = math.inf
-        self._ending: LoaderPass | None = None
+        self.ending: LoaderPass | None = None
         """The pass that the program is told is over before it is."""
         self._evaluated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """By pass that began after that, its batches so far."""
@@ -165,15 +165,15 @@ class LoaderWatch:
 
     def _goes_on(self, iterator: Any, found: LoaderPass) -> bool:
         """Whether a pass gets another batch."""
-        if self._ending is None and not self.is_ahead:
+        if self.ending is None and not self.is_ahead:
             return True
-        if found is self._ending:
+        if found is self.ending:
             self._begin_after()
             return False
         if self.stops and any(_are_alike(found, each) for each in self._begun):
             self.stops = False
             return False
-        if self._ending is not None and _are_alike(found, self._ending):
+        if self.ending is not None and _are_alike(found, self.ending):
             self.has_begun_again = True
             return True
         if self.is_ahead and any(_are_alike(found, each) for each in self._begun):
@@ -200,11 +200,6 @@ class LoaderWatch:
     def is_beyond(self) -> bool:
         """Whether what runs comes after the recorded steps."""
         return self.is_after or self.is_ahead
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the program's pass is ended with the batch that it has."""
-        return self._ending is not None
 
     def note_ahead(self, *, stops: bool = False) -> None:
         """What comes later runs from here on; `stops`: without a further batch to train on."""
@@ -237,7 +232,7 @@ class LoaderWatch:
         Args:
             rounds: how many are over.
         """
-        if self._ending is not None:
+        if self.ending is not None:
             return rounds == self._ended_in + 1 and not self.has_begun_again
         found, per_round = self.find_training()
         if found is None or not self.gives:
@@ -245,7 +240,7 @@ class LoaderWatch:
         batches = count_batches(found.loader)
         if batches is None or len(self.handed(found)) + per_round > batches:
             return False
-        self._ending, self._ended_in, self.stops = found, rounds, False
+        self.ending, self._ended_in, self.stops = found, rounds, False
         self._waiting.clear()
         for name in _VALIDATING_LOOPS:
             loop = getattr(sys.modules.get(name), "_TrainingEpochLoop", None)

@@ -39,13 +39,12 @@ def find_schedules(frame: types.FrameType | None) -> Iterator[tuple[Schedule, st
     for each in program_frames(frame)[0]:
         scope = _scope(each)
         for condition in list_conditions(each.f_code):
-            for counter, divisor in divide(condition.test):
-                every, names = find_value(divisor, scope), [n for n in ast.walk(counter) if _is_named(n)]
-                if type(every) is int and every > 0:
-                    value = find_value(names[0], scope) if names else None
-                    named = ast.unparse(names[0]) if names else ""
-                    found = describe_branch(condition, each, scope).model_copy(update={"every": every})
-                    yield found, named, value if type(value) is int else None, branch_lines(condition, each.f_code)
+            found = describe_branch(condition, each, scope)
+            if found.every is not None:
+                names = [n for counter, _ in divide(condition.test) for n in ast.walk(counter) if _is_named(n)]
+                value = find_value(names[0], scope) if names else None
+                named = ast.unparse(names[0]) if names else ""
+                yield found, named, value if type(value) is int else None, branch_lines(condition, each.f_code)
 
 
 def branch_lines(condition: ast.If, code: types.CodeType) -> list[str]:
@@ -55,10 +54,14 @@ def branch_lines(condition: ast.If, code: types.CodeType) -> list[str]:
 
 
 def describe_branch(condition: ast.If, frame: types.FrameType, scope: _Scope) -> Schedule:
-    """Where a condition stands, and what its branch calls and saves."""
+    """Where a condition stands, when it holds, and what its branch calls and saves."""
     file = frame.f_code.co_filename
     calls, saves = _find_work(condition.body, scope, file, line=frame.f_lineno)
-    return Schedule(place=f"{package_path(file)}:{condition.lineno}", every=None, calls=calls, saves=saves)
+    every = [value for _, each in divide(condition.test) if type(value := find_value(each, scope)) is int and value > 0]
+    about: dict[str, Any] = {"every": every[0] if every else None}
+    for counter, number in count_up(condition.test, find_counters(read_tree(file))) if not every else ():
+        about |= {"at": find_number(number, scope), "counter": ast.unparse(counter)}
+    return Schedule(place=f"{package_path(file)}:{condition.lineno}", calls=calls, saves=saves, **about)
 
 
 def _is_named(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:

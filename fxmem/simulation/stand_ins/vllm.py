@@ -372,7 +372,8 @@ class _LLM:
                 f"expected an engine that is awake; generate at {program_place(sys._getframe(1))} finds its {what} "
                 "asleep: call wake_up() before"
             )
-        ids = [self._find_ids(each) for each in ([prompts] if _is_one(prompts) else prompts)]
+        is_one = isinstance(prompts, (str, Mapping)) or (bool(prompts) and isinstance(prompts[0], int))
+        ids = [self._find_ids(each) for each in ([prompts] if is_one else prompts)]
         params = sampling_params or _SamplingParams()
         each_params = params if isinstance(params, Sequence) else [params] * len(ids)
         tokens, sequences = sum(map(len, ids)), sum(each.n for each in each_params)
@@ -459,11 +460,6 @@ def _check(given: Mapping[str, Any], place: str) -> None:
             f"expected an engine on one card with plain weights; vllm.LLM at {place} has "
             f"{', '.join(f'{name}={value!r}' for name, value in other.items())}, which is not predicted yet"
         )
-
-
-def _is_one(prompts: Any) -> bool:
-    """Whether a prompt is given, not a list of them."""
-    return isinstance(prompts, (str, Mapping)) or (bool(prompts) and isinstance(prompts[0], int))
 
 
 def _read_config(model: str, given: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fxmem.memory.findings import Finding, is_cut_short
 from fxmem.memory.findings.trials import save_bytes
-from fxmem.records.profile import Kind, Phase, Profile, Storage, Timeline
+from fxmem.records.profile import Kind, Phase, Profile, Timeline
 
 _BUCKETS = "gradient_buckets"
 
@@ -17,12 +17,12 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     model, to whose buckets no gradient comes."""
     storages = profile.storages
     idle = defaultdict[str, list[int]](list)
-    buckets = []
+    buckets, parameters = [], [each for each in storages if each.kind is Kind.PARAMETER]
     for index, each in enumerate(storages):
         owner, of, _ = each.title.rpartition(f".{_BUCKETS}")
         if of and each.kind is Kind.COMMUNICATION:
             buckets.append(each)
-        elif of and {one.is_frozen for one in storages if one.kind is Kind.PARAMETER and _is_of(one, owner)} == {True}:
+        elif of and {one.is_frozen for one in parameters if one.name.startswith(f"{owner}.")} == {True}:
             idle[owner].append(index)
     twice = sum(storages[index].nbytes for index in timeline.alive if storages[index].kind is Kind.GRADIENT)
     nbytes = min(sum(each.nbytes for each in buckets), twice)
@@ -47,7 +47,3 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
             change=f"no DistributedDataParallel around {owner}, whose gradients alone it sends",
             saved_bytes=save_bytes(profile, dict.fromkeys(indices, 0)),
         )
-
-
-def _is_of(storage: Storage, owner: str) -> bool:
-    return storage.name.startswith(f"{owner}.")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fxmem.records.parts import Schedule
-from fxmem.records.profile import Assumption, Phase, ProgramRun
+from fxmem.records.profile import Assumption, Phase, ProgramRun, SourceLine
 from fxmem.records.units import STEPS
 from fxmem.simulation.run.listeners import register
 from fxmem.simulation.run.program_parts import ProgramParts
@@ -56,12 +56,10 @@ class LaterWork(RoundListener):
 
     def _may_leave(self) -> bool:
         """Whether what follows the loops has not run meanwhile, and no epoch ends by itself."""
-        ran = {
-            each.source.place for each in self._recording.tracer.calls if each.source is not None
-        } | self._branches.saved
+        ran = _find_places(each.source for each in self._recording.tracer.calls) | self._branches.saved
         is_pending = any((each.calls or each.saves) not in ran for each in self._following)
         is_over = self._loaders.has_begun_again or self._evaluations.have_begun
-        return is_pending and (is_over or not self._loaders.is_ending)
+        return is_pending and (is_over or self._loaders.ending is None)
 
     def begin_call(self, module: torch.nn.Module) -> None:
         """With the next step's first forward all branches are over."""
@@ -72,14 +70,11 @@ class LaterWork(RoundListener):
     def note_last(self, number: int) -> None:
         """Take the branches that come much later."""
         if self._loaders.gives and not self._goes_on:
-            self._goes_on = self._branches.begin(sys._getframe(1), self._has_run)
+            self._goes_on = self._branches.begin(sys._getframe(1), self._ran)
             if self._goes_on:
                 self._loaders.note_ahead()
             else:
                 self.goes_beyond()
-
-    def _has_run(self, lines: Iterable[str]) -> bool:
-        return any(each in self._ran for each in lines)
 
     def goes_on(self, number: int) -> bool:
         """Whether there may be such branches, which show in another step, or what follows the loops can run."""
@@ -91,12 +86,12 @@ class LaterWork(RoundListener):
         if not (pending and self._loaders.gives and not self._branches.is_leaving):
             return False
         if self._branches.leave(sys._getframe(1)):
-            self._loaders.note_ahead(stops=not self._loaders.is_ending or self._loaders.is_after)
+            self._loaders.note_ahead(stops=self._loaders.ending is None or self._loaders.is_after)
         return self._branches.is_leaving
 
     def end_step(self) -> bool:
         """The step after them is the last, and no batch that was fetched ahead has its own."""
-        is_over = self._loaders.has_begun_again or not self._loaders.is_ending
+        is_over = self._loaders.has_begun_again or self._loaders.ending is None
         return self._goes_on or (self._branches.is_leaving and is_over)
 
     def finish(self) -> None:
@@ -108,11 +103,8 @@ class LaterWork(RoundListener):
         if self._branches.taken or self._branches.is_leaving:
             self._after.append(over)
             return
-        for line in self._branches.saved:
+        for line in self._branches.saved | _find_places([*over.lines, *over.calls]):
             self._ran.setdefault(line, over.number)
-        for each in (*over.lines, *over.calls):
-            if each is not None:
-                self._ran.setdefault(each.place, over.number)
         if over.is_whole:
             self._peaks.append(over.record.requested_bytes)
             if over.number <= STEPS:
@@ -157,11 +149,10 @@ class LaterWork(RoundListener):
             return {}
         counters = {each.place: each.counter for each in self._schedules}
         parts = [each for over in self._after for each in over.record.parts if each.phase is Phase.SAVE]
-        ran = {each.place for over in self._after for each in (*over.lines, *over.calls) if each is not None}
-        ran |= self._branches.saved
-        follows = {each.place: each.model_copy(update={"ran": True}) for each in self._following}
+        ran = _find_places(each for over in self._after for each in (*over.lines, *over.calls)) | self._branches.saved
+        followed = [each for each in self._following if ran & {each.calls, each.saves}]
+        follows = {each.place: each.model_copy(update={"ran": True}) for each in followed}
         taken = self._branches.taken
-        follows = {place: each for place, each in follows.items() if ran & {each.calls, each.saves}}
         found = {}
         for place, each in (taken | follows | taken).items():
             saved = [part.requested_bytes for part in parts if part.model in (place, each.saves)]
@@ -182,6 +173,10 @@ class LaterWork(RoundListener):
             if each.every is not None and not each.counter and not each.ran:
                 text = f"at most one of the steps did what {each.place} does every {each.every:,}"
                 yield Assumption(topic="schedules", text=text)
+
+
+def _find_places(lines: Iterable[SourceLine | None]) -> set[str]:
+    return {each.place for each in lines if each is not None}
 
 
 register("later-work", LaterWork)
