@@ -126,12 +126,12 @@ def _list_stretches(program: ProgramRun) -> tuple[list[_Stretch], list[tuple[flo
         title = name if name in ("set-up", "after") else f"step {name}"
         place = f", peak at {each.place}" if each.place else ""
         shown = "; plotted above" if number == program.shown else ""
-        counts: list[tuple[str, Round | PartOfRound]] = [(f", {part.title}", part) for part in each.parts]
+        counts: list[tuple[str, Round | PartOfRound]] = [(f"{title}, {part.title}", part) for part in each.parts]
         if all(part.phase is Phase.SAVE for part in each.parts):  # beside what a plain step does
-            counts.append((place, each))
+            counts.append((title, each))
         for at, (what, part) in enumerate(counts):
             begin, end = (number + (at + more) / len(counts) for more in (0, 1))
-            words = f"{title}{what}: {describe_counts(part)}{shown}"
+            words = f"{what}: {describe_counts(part)}{place if part is each else ''}{shown}"
             found.append(_Stretch(begin, end, part.requested_bytes, part.reserved_bytes, words))
     begin = found[-1].end if found else 0.0
     for evaluation in program.evaluations:
