@@ -12,6 +12,7 @@ import contextlib
 import functools
 import sys
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -147,7 +148,7 @@ class Branches:
             body = () if step is None else find_body(read_tree(frame.f_code.co_filename), frame.f_code)
             target = find_exit(body, frame.f_lineno, step) if step else None
             if target is not None and self.may_leave():
-                frame.f_lineno = target.lineno  # type: ignore[misc] # as in `_take`
+                _go_to(frame, target.lineno)
                 return
             for condition, found in self._list_due(frame, frame.f_lineno)[:1]:
                 self._take(frame, condition, found)
@@ -177,7 +178,7 @@ class Branches:
             self._stack.enter_context(self.saving(found.place))
         if first.lineno > (condition.test.end_lineno or 0):
             self.within = frame, range(first.lineno, (last.end_lineno or first.lineno) + 1)
-            frame.f_lineno = first.lineno  # type: ignore[misc] # typeshed has it as read-only
+            _go_to(frame, first.lineno)
             return
         self.within = frame, range(0)
         try:
@@ -199,6 +200,12 @@ def _describe(condition: ast.If, frame: types.FrameType, scope: Mapping[str, Any
     stores = {last_name(node) for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)}
     saves = place if any("save" in each for each in stores) else ""
     return found.model_copy(update={"saves": saves, "calls": place if "should_evaluate" in stores else ""})
+
+
+def _go_to(frame: types.FrameType, line: int) -> None:
+    """Go on at another line. Python warns that variables without a value get None then."""
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        frame.f_lineno = line  # type: ignore[misc] # typeshed has it as read-only
 
 
 def _run_line(frame: types.FrameType, statements: list[ast.stmt]) -> None:

@@ -249,7 +249,8 @@ def test_what_changes_nothing_or_is_not_done_here_is_not_brought_forward(
 def test_the_programs_own_variables_are_as_they_were(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """And a branch on the condition's own line gives them others, as it would."""
     text = """
-import torch
+import torch, warnings
+warnings.simplefilter("error", RuntimeWarning)
 net, every, size = torch.nn.Linear(64, 64).cuda(), 500, 1
 optimizer = torch.optim.SGD(net.parameters())
 def main(most=600):
