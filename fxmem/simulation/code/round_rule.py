@@ -182,7 +182,7 @@ def find_names(path: str, owner: Owner, frames: Sequence[types.FrameType]) -> fr
     if not words:
         return frozenset()
     if owner is not None:
-        return frozenset(Named(file, scope, words[-1]) for file, scope in _find_scopes(owner))
+        return frozenset(Named(file, scope, words[-1]) for file, scope in _find_scopes(owner, getattr(owner, "co_filename", "")))
     found = frozenset(_find_variables(words[-1], frames)) if len(words) == 1 else frozenset()
     return found or frozenset(_find_global(words, frames))
 
@@ -195,7 +195,7 @@ def _find_variables(name: str, frames: Sequence[types.FrameType]) -> Iterator[Na
         if value is None:
             value = own.get(name, frame.f_globals.get(name))
         for each in {each for each in own if value is not None and own[each] is value}:
-            scopes = _find_scopes(code) if each in code.co_freevars else [(code.co_filename, _scope_of(code))]
+            scopes = _find_scopes(code, code.co_filename) if each in code.co_freevars else [(code.co_filename, _scope_of(code))]
             yield from (Named(file, scope, each) for file, scope in scopes)
         if value is not None and frame.f_globals.get(name) is value:
             yield Named(code.co_filename, "", name)
@@ -209,18 +209,19 @@ def _find_global(words: Sequence[str], frames: Sequence[types.FrameType]) -> Ite
             yield Named(scope["__file__"], "", name)
     for frame in frames:
         if isinstance(cls := frame.f_globals.get(owner), type):
-            yield from (Named(file, scope, name) for file, scope in _find_scopes(cls))
+            yield from (Named(file, scope, name) for file, scope in _find_scopes(cls, ""))
 
 
 @functools.lru_cache(maxsize=4096)
-def _find_scopes(owner: type | types.CodeType) -> tuple[tuple[str, str], ...]:
-    """A class and those it inherits from, each with its file; a function and those around it."""
+def _find_scopes(owner: type | types.CodeType, of_code: str) -> tuple[tuple[str, str], ...]:
+    """A class and those it inherits from, each with its file; a function and those around it: its file is given, for
+    equal code of two files is one to the cache."""
     if isinstance(owner, types.CodeType):
         inner, parts = _scope_of(owner), []
         while inner:
             parts.append(inner)
             inner = inner.rpartition(".<locals>.")[0]
-        return tuple((owner.co_filename, each) for each in parts)
+        return tuple((of_code, each) for each in parts)
     classes = [(vars(sys.modules.get(each.__module__) or functools).get("__file__"), each) for each in owner.__mro__]
     return tuple((file, each.__qualname__) for file, each in classes if isinstance(file, str))
 

@@ -119,3 +119,10 @@ def test_the_endless_grow_in_all_steps_that_run(kind: str, tmp_path: Path) -> No
     more = rises(ENDLESS[kind], tmp_path)[: RUN - 2]
     assert sum(more[-8:]) >= 4 * max(512, min(each for each in more if each))
     assert min(more) >= 0
+
+
+def test_equal_code_of_another_file_is_its_own(tmp_path: Path) -> None:
+    """To Python, code of two files is equal where the text is."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        assert "until step 100,000, to " in say(ENDLESS["closure of a factory"], tmp_path / name)
