@@ -182,7 +182,8 @@ def find_names(path: str, owner: Owner, frames: Sequence[types.FrameType]) -> fr
     if not words:
         return frozenset()
     if owner is not None:
-        return frozenset(Named(file, scope, words[-1]) for file, scope in _find_scopes(owner, getattr(owner, "co_filename", "")))
+        scopes = _find_scopes(owner, getattr(owner, "co_filename", ""))
+        return frozenset(Named(file, scope, words[-1]) for file, scope in scopes)
     found = frozenset(_find_variables(words[-1], frames)) if len(words) == 1 else frozenset()
     return found or frozenset(_find_global(words, frames))
 
@@ -191,14 +192,14 @@ def _find_variables(name: str, frames: Sequence[types.FrameType]) -> Iterator[Na
     """The running functions' variables with this name, or with the value of the innermost of these."""
     value: object = None
     for frame in frames:
-        own, code = variables(frame), frame.f_code
+        own, code, file = variables(frame), frame.f_code, frame.f_code.co_filename
         if value is None:
             value = own.get(name, frame.f_globals.get(name))
         for each in {each for each in own if value is not None and own[each] is value}:
-            scopes = _find_scopes(code, code.co_filename) if each in code.co_freevars else [(code.co_filename, _scope_of(code))]
-            yield from (Named(file, scope, each) for file, scope in scopes)
+            scopes = _find_scopes(code, file) if each in code.co_freevars else [(file, _scope_of(code))]
+            yield from (Named(path, scope, each) for path, scope in scopes)
         if value is not None and frame.f_globals.get(name) is value:
-            yield Named(code.co_filename, "", name)
+            yield Named(file, "", name)
 
 
 def _find_global(words: Sequence[str], frames: Sequence[types.FrameType]) -> Iterator[Named]:

@@ -165,8 +165,7 @@ class Branches:
             lines = branch_lines(each, frame.f_code)
             if is_own_file(frame.f_code.co_filename):
                 lines.append(found.calls)
-            is_new = found.place not in self.taken and found.saves not in self.saved
-            is_new = is_new and not any(line in self._ran for line in lines)
+            is_new = found.saves not in self.saved and not {found.place, *lines} & {*self.taken, *self._ran}
             if is_new and _is_worth_it(each, found, frame.f_code) and comes(each.test, scope, counters):
                 due.append((each, found.model_copy(update={"ran": True})))
         return due
