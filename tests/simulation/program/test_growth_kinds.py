@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ UNSEEN = {
     "replay that waits for a batch",
 }
 """Endless, and not known to be."""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of modules of one's own that are imported a program's names may be, too: those of tests are none of these."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("conftest", "tests"):
+            monkeypatch.delitem(sys.modules, name)
 
 
 def run(text: str, folder: Path, steps: int, settings: RunSettings) -> fxmem.RecordedProgram:
