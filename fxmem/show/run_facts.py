@@ -130,12 +130,12 @@ def later_facts(program: ProgramRun) -> Facts:
 
 
 def _describe_taken(of: Schedule) -> str:
-    """`train.py:88 saves every 500 steps: 71.2 GiB requested at most`, of what was brought forward."""
+    """`train.py:88 saves every 500 steps: 71.2 GiB requested`, of what was brought forward."""
     does = " and ".join([*(["calls a model"] if of.calls else []), *(["saves"] if of.saves else [])])
     counted = f"of `{of.counter}`" if of.counter else "steps"
     once = "once" if of.at is None else f"where `{of.counter}` comes to {of.at:,}"
     when = f"every {of.every:,} {counted}" if of.every else once
-    most = "" if of.requested_bytes is None else f": {format_bytes(of.requested_bytes)} requested at most"
+    most = "" if of.requested_bytes is None else f": {format_bytes(of.requested_bytes)} requested"
     if not does:
         return f"{of.place} changes how it trains {when}; the step after it{most}"
     return f"{of.saves or of.calls} {does} {when}{most}"

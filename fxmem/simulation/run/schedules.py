@@ -130,9 +130,8 @@ _GUARDS: Final = (ast.With, ast.AsyncWith, ast.Try)
 
 def _around(statements: Sequence[ast.stmt], line: int) -> Iterator[ast.stmt]:
     """The statements that a line is in."""
-    for each in (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.stmt)):
-        if each.lineno <= line <= (each.end_lineno or 0):
-            yield each
+    nodes = (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.stmt))
+    return (each for each in nodes if each.lineno <= line <= (each.end_lineno or 0))
 
 
 def _scope(frame: types.FrameType) -> _Scope:

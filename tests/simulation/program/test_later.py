@@ -304,3 +304,16 @@ def test_a_number_of_steps_is_kept_to(tmp_path: Path) -> None:
     assert find_fit(recorded.profile, recorded.timeline.peak).verdict.startswith("fits so far, without saving at ")
     (said,) = (each.text for each in program_facts(recorded.profile) if each.label == "Not run")
     assert said.endswith("does it every 500 steps; --steps 502 runs it")
+
+
+@pytest.mark.parametrize(("rest", "is_named"), [(1, False), (999, True), (3, True)])
+def test_a_save_that_ran_is_not_missed(tmp_path: Path, rest: int, *, is_named: bool) -> None:
+    """What comes behind the last of the steps that were asked for has not run, though its count was reached."""
+    save = "torch.save([each * 1.0 for each in [*body.parameters()] * 99], 'a.pt')"
+    loop = STEPS.replace("    if CONDITION:\n        CHANGE\n", "")
+    loop = loop.replace("FOLLOWS", f"if number % {1000 if rest != 3 else 4} == {rest}: {save}")
+    recorded = run_changing(tmp_path, loop, steps=4)
+    said = [each.text for each in program_facts(recorded.profile) if each.label == "Not run"]
+    assert bool(said) == is_named
+    verdict = find_fit(recorded.profile, recorded.timeline.peak).verdict
+    assert verdict.startswith("fits so far, without saving at " if is_named else "fits: ")

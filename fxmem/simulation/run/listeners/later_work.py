@@ -132,9 +132,10 @@ class LaterWork(RoundListener):
             at = 0 if at is None and not read.isdisjoint(lines) else at
             is_shown = at is not None and (at == 0 or at > last or peaks[at - 1] <= peaks[at])
             # What comes last in a loop is asked one step less, and where its count begins, at 0, often does nothing.
-            whole = len(peaks) - 2 if at is None and each.calls else len(peaks)
+            whole = len(peaks) - 2 if at is None and (each.calls or each.saves) else len(peaks)
             if each.every is not None and (each.every > whole or each.counter) and not is_shown:
-                later.append(each if at is None and not is_over else each.model_copy(update={"calls": ""}))
+                update = {} if at is None and not is_over else {"calls": "", "saves": ""}
+                later.append(each.model_copy(update=update))
         is_over &= not self._branches.has_raised
         taken = self._describe_taken()
         later = [each for each in later if each.place not in taken]
