@@ -11,6 +11,7 @@ import pytest
 import fxmem
 from fxmem.hardware import catalogue
 from fxmem.show.run_facts import describe_growth
+from fxmem.simulation.code.source_lines import program_modules
 from fxmem.simulation.program import Launch, RunSettings, launch
 from tests.simulation.program.growth_kinds import BOUNDED, ENDLESS, PRELUDE, TWINS
 
@@ -68,10 +69,9 @@ UNSEEN = {
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of modules of one's own that are imported a program's names may be, too: those of tests are none of these."""
-    for name in [*sys.modules]:
-        if name.partition(".")[0] in ("conftest", "tests"):
-            monkeypatch.delitem(sys.modules, name)
+    """A name may be that of any module of one's own that is imported: tests and benchmarks are none of the program."""
+    for name, _ in program_modules():
+        monkeypatch.delitem(sys.modules, name)
 
 
 def run(text: str, folder: Path, steps: int, settings: RunSettings) -> fxmem.RecordedProgram:
