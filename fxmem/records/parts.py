@@ -528,7 +528,8 @@ class LongestBatch(Record):
     ran: Count = 0
     """Batches that were run, where nothing is proved."""
     most_bytes: Bytes | None = None
-    """What no other batch that was read needs more than, where memory grows at most with the square of each length."""
+    """What another batch may need: where sizes are proved and epochs differ, one as long as the longest in each of its
+    lengths; where none is, one of those that were read, if memory grows at most with the square of each length."""
     steps: Count = 0
     """Steps that were replayed."""
     reserved_bytes: Bytes | None = None

@@ -70,7 +70,8 @@ def find_form(points: Sequence[tuple[Features, int]]) -> Form | MixedForm | None
     units = [tuple(int(at == place) for at in range(count)) for place in range(count)]
     factors = [each for most in range(1, _MOST_FACTORS + 1) for each in itertools.combinations(units, most)]
     products = [tuple(map(sum, zip(*each, strict=True))) for each in factors]
-    sums = [[(0,) * count, *products], [(0,) * count, *products, *(tuple(2 * n for n in each) for each in units)]]
+    constant, squares = (0,) * count, [tuple(2 * n for n in each) for each in products]
+    sums = [[constant, *products], [constant, products[-1], squares[-1]], [constant, *products, *squares[:count]]]
     return (
         _find_sum(points, [[each] for each in products])
         or _find_polynomial(points)

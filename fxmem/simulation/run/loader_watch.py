@@ -55,7 +55,7 @@ class LoaderPass(NamedTuple):
 
     loader: Any
     sampler: Any
-    """A copy of what gives the indices, and the loader's generator."""
+    """A copy of what gives the indices, and the loader's generator; reading draws from it."""
     random_state: torch.Tensor
     place: str
     """`file:line` that began it."""
@@ -323,10 +323,12 @@ def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_B
     begin = time.monotonic()
     with _reading(of):
         try:
-            sampler = () if stopped else _copy_again(of.sampler, of.loader)
-            while not stopped and (not reads or _is_read_on(reads, sampler, (time.monotonic() - begin) / seconds)):
+            while not stopped and _is_read(reads, of, (time.monotonic() - begin) / seconds):
+                for each in (of.sampler[0], getattr(of.sampler[0], "sampler", of)) if reads else ():
+                    if hasattr(each, "set_epoch"):  # as the program does, where ranks share an epoch out
+                        each.set_epoch(getattr(each, "epoch", 0) + 1)
                 reads.append([])
-                for chosen in _draw(of.loader, *sampler):
+                for chosen in _draw(of.loader, *of.sampler):
                     number = sum(map(len, reads))
                     if number >= most or time.monotonic() > begin + seconds:
                         stopped = f"stopped after {seconds:.0f} s" if number < most else f"stopped at {most:,}"
@@ -344,10 +346,12 @@ def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_B
     return Epoch(shapes, indices, stopped, is_ordered, of, max(len(reads), 1))
 
 
-def _is_read_on(reads: Sequence[Sequence[tuple[Shapes, Any]]], sampler: Any, taken: float) -> bool:
-    """Whether another epoch is read, as it may have longer batches and there is time for all of it."""
-    has_time = sampler[0] is not None and len(reads) < _MOST_READS and taken * (len(reads) + 1) < len(reads)
-    return has_time and (_differ(reads) if len(reads) > 1 else len({shapes for shapes, _ in reads[0][:-1]}) > 1)
+def _is_read(reads: Sequence[Sequence[tuple[Shapes, Any]]], of: LoaderPass, taken: float) -> bool:
+    """Whether an epoch is read: the first, and others where lengths vary and there is time for all of it."""
+    if not reads:
+        return True
+    has_time = of.sampler[0] is not None and len(reads) < _MOST_READS and taken * (len(reads) + 1) < len(reads)
+    return has_time and len({shapes for shapes, _ in reads[0][:-1]}) > 1
 
 
 def _differ(reads: Sequence[Sequence[tuple[Shapes, Any]]]) -> bool:
@@ -421,13 +425,9 @@ def _copy_sampler(loader: Any) -> tuple[Any, str]:
         return None, "an iterable data set that may not be read twice"
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     try:
-        return _copy_again((sampler, loader.generator), loader), ""
+        return copy.deepcopy((sampler, loader.generator), {id(loader.dataset): loader.dataset}), ""
     except Exception as error:
         return None, f"its sampler cannot be copied ({type(error).__name__})"
-
-
-def _copy_again(sampler: Any, loader: Any) -> Any:
-    return copy.deepcopy(sampler, {id(loader.dataset): loader.dataset})
 
 
 def _find_shapes(batch: Any) -> Shapes:

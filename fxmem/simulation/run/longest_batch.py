@@ -144,16 +144,19 @@ class _Study:
         number = self._find_heaviest()
         # The step of the epoch that the batch is in, from 0; the last whole one for what is in none.
         step = min(number // self._recorded.per_step, max(len(self._shapes) // self._recorded.per_step - 1, 0))
+        steps, is_card = self._epoch(), recorded.target.device == "cuda"
+        peaks = self._peak([steps[max(step - 1, 0)], steps[step]])
         fields: dict[str, object] = {
             "number": number + 1,
             "shape": max(self._shapes[number], key=math.prod),
-            "requested_bytes": self._peak(step)[0],
+            "requested_bytes": peaks[0],
         }
         if self._note:
             fields["stopped"] = "; ".join(filter(None, (plain.stopped, self._note)))
-        if recorded.target.device == "cuda":
-            fields["allocated_bytes"] = self._peak(step)[1]
-            fields |= self._run_long()
+        if recorded.epoch.reads > 1:
+            fields["most_bytes"] = self._peak([tuple(map(max, *steps))] * 2)[is_card]
+        if is_card:
+            fields |= {"allocated_bytes": peaks[1], **self._run_long()}
         return plain.model_copy(update=fields)
 
     def _find_heaviest(self) -> int:
@@ -171,11 +174,9 @@ class _Study:
         self._forms.ask_ahead(each * size for each in weighed)
         return -max((find_peak(self._forms.step(each * size)), -first_with[each]) for each in weighed)[1]
 
-    def _peak(self, step: int) -> tuple[int, int]:
-        """Requested and allocated bytes of a step of the epoch, after the one before it."""
-        steps = self._epoch()
-        around = [steps[max(step - 1, 0)], steps[step]]
-        run = replay_lengths(self._forms, around, self._settings(), recorded=self._first)
+    def _peak(self, steps: Sequence[Features]) -> tuple[int, int]:
+        """Requested and allocated bytes of the last of these steps."""
+        run = replay_lengths(self._forms, steps, self._settings(), recorded=self._first)
         return run.requested_bytes[-1], run.allocated_bytes[-1]
 
     def _epoch(self) -> list[Features]:

@@ -438,8 +438,34 @@ for epoch in range(3):
             optimizer.step()
             optimizer.zero_grad()
 """,
+    # The share of a rank in each epoch, which the sampler draws from the epoch's number.
+    "a rank's share": """
+from torch.utils.data.distributed import DistributedSampler
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(500, 32), nn.Linear(32, 500)
+
+    def forward(self, ids):
+        return F.cross_entropy(self.head(self.embed(ids)).flatten(0, 1), ids.flatten())
+
+texts = [torch.ones(drawn.randint(20, 600), dtype=torch.int64) for _ in range(600)]
+sampler = DistributedSampler(texts, num_replicas=4, rank=1)
+loader = DataLoader(
+    Listed(texts), 4, sampler=sampler, collate_fn=lambda samples: pad_sequence(samples, batch_first=True)
+)
+net = Net().cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for batch in loader:
+        net(batch.cuda()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
 }
-"""Read once, an epoch has all that can come."""
+"""What decides in three epochs is in those that are read."""
 
 RANDOM = {
     # Each time a sample is read it is cropped anew.
