@@ -463,12 +463,12 @@ def _fetch(loader: Any, chosen: Any, number: int) -> Any:
 
     What is drawn by chance meanwhile, for its samples, is drawn from the number, so that it comes again.
     """
-    dataset = loader.dataset
-    with process_unchanged(sys.stdout):
-        random.seed(number)
-        torch.default_generator.manual_seed(number)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(number)
+    dataset, state = loader.dataset, torch.get_rng_state()  # samplers draw on
+    random.seed(number)
+    torch.default_generator.manual_seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number)
+    try:
         if isinstance(dataset, torch.utils.data.IterableDataset):
             return loader.collate_fn(chosen)
         if loader.batch_sampler is None:
@@ -476,3 +476,5 @@ def _fetch(loader: Any, chosen: Any, number: int) -> Any:
         if hasattr(dataset, "__getitems__"):
             return loader.collate_fn(dataset.__getitems__(chosen))
         return loader.collate_fn([dataset[index] for index in chosen])
+    finally:
+        torch.set_rng_state(state)
