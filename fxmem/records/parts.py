@@ -511,6 +511,8 @@ class LongestBatch(Record):
     """`file:line` that goes through the loader; empty where that is not known."""
     batches: Count
     """Of the epoch, as far as it was read."""
+    epochs: Count = 1
+    """How many were read, as each has another longest batch."""
     stopped: str = ""
     """Why the epoch was not read to its end; empty where it was."""
     number: int
@@ -520,9 +522,14 @@ class LongestBatch(Record):
     unproved: str = ""
     """Why nothing is known of lengths that were not run; empty where their sizes are proved."""
     requested_bytes: Bytes | None = None
-    """Peak of the step with this batch; None where nothing is proved."""
+    """Peak of the step with this batch; None where nothing is proved and none was run."""
     allocated_bytes: Bytes | None = None
     """None also without a card."""
+    ran: Count = 0
+    """Batches that were run, where nothing is proved."""
+    most_bytes: Bytes | None = None
+    """What another batch may need: where sizes are proved and epochs differ, one as long as the longest in each of its
+    lengths; where none is, one of those that were read, if memory grows at most with the square of each length."""
     steps: Count = 0
     """Steps that were replayed."""
     reserved_bytes: Bytes | None = None

@@ -560,6 +560,8 @@ _MADE_UP = {
 
 _MOST_CHANGES = 4
 """Changes that are listed, of those that save something."""
+_NEAR = 1.01
+"""By what factor a peak is as good as another."""
 
 
 def longest_facts(profile: Profile) -> list[Fact]:
@@ -585,12 +587,17 @@ def describe_longest(longest: LongestBatch) -> str:
     at = f" ({longest.place})" if longest.place else ""
     if not longest.batches:
         return f"not known: the loader{at} is not read, {longest.stopped}; batches have different lengths"
-    read = f"{longest.batches:,}{'' if not longest.stopped else ' read'}"
-    words = f"batch {longest.number:,} of {read}{at}: {format_shape(longest.shape)}"
-    if longest.unproved:
-        return f"{words}; no peak is known of lengths that were not run: {longest.unproved}"
+    of = f" of {longest.epochs} epochs" if longest.epochs > 1 else " read" if longest.stopped else ""
+    words = f"batch {longest.number:,} of {longest.batches:,}{of}{at}: {format_shape(longest.shape)}"
     peak = longest.requested_bytes if longest.allocated_bytes is None else longest.allocated_bytes
     words += "" if peak is None else f", peak {format_bytes(peak)}"
+    words += f", the most of {longest.ran} that were run" if longest.ran else ""
+    if peak and (longest.most_bytes or 0) > _NEAR * peak:
+        words += f"; another may need up to {format_bytes(longest.most_bytes or 0)}"
+    if longest.epochs > 1:
+        words += f"; about 1 batch in {longest.batches + 1:,} to come is longer than all of these"
+    if longest.unproved:
+        return f"{words}; no peak is known of lengths that were not run: {longest.unproved}"
     if longest.full_at is not None:
         words += f"; out of memory at step {longest.full_at:,}"
     elif longest.reserved_bytes is not None:

@@ -17,6 +17,12 @@ Features = tuple[int, ...]
 """The lengths of one step's batches."""
 PADDINGS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Multiples that kernels round a length up to."""
+_STRIDES: Final = (1, 2, -2, 4, -4, 8, -8, 16, -16, -14, 32, -32)
+"""Multiples that strides and patches round a length up to; negative: down to."""
+_MOST_FACTORS: Final = 3
+"""Lengths of a product."""
+_MOST_SUMMED: Final = 2
+"""Lengths by which sums of products are looked for: more would need more batches than are run."""
 _MOST_DEGREE: Final = 2
 
 
@@ -52,7 +58,7 @@ class Form(NamedTuple):
         return round(self.evaluate(features))
 
 
-def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
+def find_form(points: Sequence[tuple[Features, int]]) -> Form | MixedForm | None:
     """Find the simplest form that gives all these values; None where none does, or one point more is needed.
 
     Args:
@@ -60,17 +66,33 @@ def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
     """
     if len({value for _, value in points}) == 1:
         return Form((Fraction(points[0][1]),))
-    for degree in range(_MOST_DEGREE + 1):
-        for length, padding, factor in _arguments(len(points[0][0]), degree):
+    count = len(points[0][0])
+    units = [tuple(int(at == place) for at in range(count)) for place in range(count)]
+    factors = [each for most in range(1, _MOST_FACTORS + 1) for each in itertools.combinations(units, most)]
+    products = [tuple(map(sum, zip(*each, strict=True))) for each in factors]
+    constant, squares = (0,) * count, [tuple(2 * n for n in each) for each in products]
+    sums = [[constant, *products], [constant, products[-1], squares[-1]], [constant, *products, *squares[:count]]]
+    return (
+        _find_sum(points, [[each] for each in products])
+        or _find_polynomial(points)
+        or (_find_sum(points, sums) if count <= _MOST_SUMMED else None)
+    )
+
+
+def _find_sum(points: Sequence[tuple[Features, int]], sums: Sequence[Sequence[tuple[int, ...]]]) -> MixedForm | None:
+    made = (find_mixed_form(points, each, padding) for each in sums for padding in _STRIDES)
+    return next((form for form in made if form is not None), None)
+
+
+def _find_polynomial(points: Sequence[tuple[Features, int]]) -> Form | None:
+    for degree in range(1, _MOST_DEGREE + 1):
+        for length, padding, factor in _arguments(len(points[0][0])):
             shape = Form((Fraction(0),) * (degree + 1), length, padding, factor)
             found = dict[int, Fraction]()
             pairs = [(shape.argument(each), Fraction(value, shape.scale(each))) for each, value in points]
-            known_by = {shape.scale(each) for each, _ in points} if degree == 0 else found
-            if degree == 0:
-                pairs = [(0, value) for _, value in pairs]
-            if all(found.setdefault(x, value) == value for x, value in pairs) and len(known_by) >= degree + 2:
+            if all(found.setdefault(x, value) == value for x, value in pairs) and len(found) >= degree + 2:
                 known = sorted(found.items())
-                spread = [known[i * (len(known) - 1) // max(degree, 1)] for i in range(degree + 1)]
+                spread = [known[i * (len(known) - 1) // degree] for i in range(degree + 1)]
                 form = shape._replace(coefficients=_interpolate(spread))
                 if all(form.evaluate(features) == value for features, value in points):
                     return form
@@ -82,44 +104,52 @@ class MixedForm(NamedTuple):
 
     terms: tuple[tuple[tuple[int, ...], Fraction], ...]
     """The power of each length, and the factor."""
+    padding: int = 1
+    """Each length is rounded up to a multiple of this; where it is negative, down."""
 
     def at(self, features: Features) -> int:
         """The value for these lengths, to the nearest whole number."""
-        return round(sum(factor * _product(powers, features) for powers, factor in self.terms))
+        rounded = _round(features, self.padding)
+        return round(sum(factor * _product(powers, rounded) for powers, factor in self.terms))
 
 
-def find_mixed_form(points: Sequence[tuple[Features, int]], powers: Sequence[tuple[int, ...]]) -> MixedForm | None:
+def find_mixed_form(
+    points: Sequence[tuple[Features, int]], powers: Sequence[tuple[int, ...]], padding: int = 1
+) -> MixedForm | None:
     """Find the sum of these products that gives all the values; None where none does, or no further point checks it.
 
     Args:
-        points: lengths, and the value there; the first of them, one to a product, have to determine it.
+        points: lengths, and the value there.
         powers: of each product, the power of each length.
+        padding: of the form.
     """
     if len(points) <= len(powers):
         return None
-    rows = [[*(Fraction(_product(each, at)) for each in powers), Fraction(value)] for at, value in points]
+    rows = [[*(Fraction(_product(each, _round(at, padding))) for each in powers), Fraction(n)] for at, n in points]
     for column in range(len(powers)):
-        pivot = next((number for number in range(column, len(powers)) if rows[number][column]), None)
+        pivot = next((number for number in range(column, len(rows)) if rows[number][column]), None)
         if pivot is None:
             return None
         rows[column], rows[pivot] = rows[pivot], rows[column]
         rows[column] = [each / rows[column][column] for each in rows[column]]
-        for number in range(len(powers)):
+        for number in range(len(rows)):
             if number != column and (scale := rows[number][column]):
                 rows[number] = [a - scale * b for a, b in zip(rows[number], rows[column], strict=True)]
-    form = MixedForm(tuple((each, rows[n][-1]) for n, each in enumerate(powers) if rows[n][-1]))
-    return form if all(form.at(features) == value for features, value in points) else None
+    if any(row[-1] for row in rows[len(powers) :]):
+        return None
+    return MixedForm(tuple((each, rows[n][-1]) for n, each in enumerate(powers) if rows[n][-1]), padding)
+
+
+def _round(features: Features, padding: int) -> Features:
+    return tuple(-(-length // padding) * padding for length in features)
 
 
 def _product(powers: Sequence[int], features: Features) -> int:
     return math.prod(length**power for length, power in zip(features, powers, strict=True))
 
 
-def _arguments(count: int, degree: int) -> Iterator[tuple[int, int, int | None]]:
+def _arguments(count: int) -> Iterator[tuple[int, int, int | None]]:
     """What a polynomial may be in: a length, its padding, and a factor; plain ones first."""
-    if degree == 0:
-        yield from ((length, 1, length) for length in range(count))
-        return
     for padding in PADDINGS:
         yield from ((length, padding, None) for length in range(count))
     for padding in PADDINGS:
@@ -156,9 +186,11 @@ class Lengths:
         columns = list(zip(*(itertools.chain.from_iterable(each) for each in shapes), strict=True))
         kept: dict[tuple[int, ...], int] = {}
         for number, column in enumerate(columns):
-            if len(set(column)) > 1:
-                kept.setdefault(column, number)
-        self._columns = tuple(kept.values())
+            kept.setdefault(column, number)
+        self._same = [kept[column] for column in columns]
+        """By column, the first that is like it in all batches."""
+        self._fixed = {number: column[0] for column, number in kept.items() if len(set(column)) == 1}
+        self._columns = tuple(number for number in kept.values() if number not in self._fixed)
         outer = [place == 0 for rank in self._ranks for place in range(rank)]
         self.are_outer = tuple(outer[column] for column in self._columns)
         """Of each length, whether it is the first of its tensor: how many samples a batch has."""
@@ -166,6 +198,11 @@ class Lengths:
     def is_like(self, batch: tuple[tuple[int, ...], ...]) -> bool:
         """Whether a batch has the same tensors but for their lengths."""
         return tuple(map(len, batch)) == self._ranks
+
+    def tell(self, batch: tuple[tuple[int, ...], ...]) -> bool:
+        """Whether the features say all of a batch, which need not be one of these."""
+        flat = [*itertools.chain.from_iterable(batch)] if self.is_like(batch) else []
+        return bool(flat) and all(n == self._fixed.get(at, flat[at]) for n, at in zip(flat, self._same, strict=True))
 
     def features_of(self, batch: tuple[tuple[int, ...], ...]) -> Features:
         """The lengths of one batch."""

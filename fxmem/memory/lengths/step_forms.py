@@ -16,7 +16,7 @@ from fxmem.hardware.hidden_memory import HiddenMemory, Signature, expand
 from fxmem.hardware.tensor_layouts import TensorLayout
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from fxmem.memory.allocator_acts import Act, Empty, Free, Hold, RunKernel
-from fxmem.memory.lengths.forms import Features, Form, find_form
+from fxmem.memory.lengths.forms import Features, Form, MixedForm, find_form
 from fxmem.records.units import group
 
 MOST_STEPS: Final = 20_000
@@ -76,7 +76,7 @@ class StepForms:
                 f"{len(set(self._features.values()))} of {len(features) - 1}"
             )
         self._known: dict[tuple[int, ...], int] = {}
-        self._forms: list[Form] = []
+        self._forms: list[Form | MixedForm] = []
         self._plan = [*self._make_plan()]
         self.step = functools.lru_cache(MOST_STEPS)(self._make_step)
         """The requests of a step of these lengths."""
@@ -115,10 +115,15 @@ class StepForms:
             self._forms.append(form)
         return self._known[key]
 
-    def _make_step(self, features: Features) -> list[BlockRequest]:
-        return [*self._write(_Round([*self._fill([form.at(features) for form in self._forms])], [], 0))]
+    def ask_ahead(self, steps: Iterable[Features]) -> None:
+        """Ask for the workspaces of steps of these lengths, all in one go."""
+        self._ask_for(act for features in steps for act in self._fill(features))
 
-    def _fill(self, at: Sequence[int]) -> Iterator[Any]:
+    def _make_step(self, features: Features) -> list[BlockRequest]:
+        return [*self._write(_Round([*self._fill(features)], [], 0))]
+
+    def _fill(self, features: Features) -> Iterator[Any]:
+        at = [form.at(features) for form in self._forms]
         for act, *sizes in self._plan:
             if not sizes:
                 yield act
@@ -133,11 +138,14 @@ class StepForms:
                 hidden = HiddenMemory(events=tuple(events))
             yield act._replace(nbytes=tuple(at[number] for number in of_outputs), hidden=hidden)
 
-    def _write(self, round_: _Round) -> Iterator[BlockRequest]:
-        """The requests of acts."""
-        missing = {s for act in round_.acts if isinstance(act, _Run) and act.hidden for s in act.hidden.signatures}
+    def _ask_for(self, acts: Iterable[Any]) -> None:
+        missing = {s for act in acts if isinstance(act, _Run) and act.hidden for s in act.hidden.signatures}
         if missing := missing - self._asked.keys():
             self._asked.update(self._ask([*missing]))
+
+    def _write(self, round_: _Round) -> Iterator[BlockRequest]:
+        """The requests of acts."""
+        self._ask_for(round_.acts)
         slot = 0
         for act in round_.acts:
             if isinstance(act, _Run):

@@ -12,6 +12,7 @@ import copy
 import inspect
 import itertools
 import math
+import random
 import sys
 import time
 import weakref
@@ -31,6 +32,14 @@ from fxmem.simulation.stand_ins.host import find_tensors
 MOST_SECONDS: Final = 10.0
 """Time that reading an epoch may take."""
 MOST_BATCHES: Final = 20_000
+_MOST_READS: Final = 3
+"""Of an epoch, where the next one has longer batches."""
+_MOST_LENGTHS: Final = 4
+"""Lengths that are compared one by one."""
+_MOST_LONGER: Final = 2
+"""Batches beside the largest that are run as they are longer in another length."""
+NEAR: Final = 1.01
+"""By what factor a batch may be longer than one that is run, and is as good as run."""
 _VALIDATING_LOOPS: Final = tuple(
     f"{name}.loops.training_epoch_loop" for name in ("lightning.pytorch", "pytorch_lightning")
 )
@@ -46,7 +55,7 @@ class LoaderPass(NamedTuple):
 
     loader: Any
     sampler: Any
-    """A copy of what gives the indices, and the loader's generator."""
+    """A copy of what gives the indices, and the loader's generator; reading draws from it."""
     random_state: torch.Tensor
     place: str
     """`file:line` that began it."""
@@ -55,7 +64,7 @@ class LoaderPass(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """The batches of an epoch."""
+    """The batches of an epoch, and of those that follow it where they have longer ones."""
 
     shapes: tuple[Shapes, ...]
     indices: tuple[Any, ...]
@@ -65,6 +74,8 @@ class Epoch(NamedTuple):
     is_ordered: bool
     """Whether the sampler gives the same order again."""
     of: LoaderPass
+    reads: int = 1
+    """How many epochs these are."""
 
     @property
     def varies(self) -> bool:
@@ -291,7 +302,7 @@ class LoaderWatch:
         """Let the program get these batches of an epoch next."""
         self._given_to = id(epoch.of.loader)
         with _reading(epoch.of):
-            self._waiting += [_fetch(epoch.of.loader, epoch.indices[number]) for number in batches]
+            self._waiting += [_fetch(epoch.of.loader, epoch.indices[number], number) for number in batches]
 
 
 def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_BATCHES) -> Epoch:
@@ -302,36 +313,84 @@ def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_B
         seconds: after which reading stops.
         most: batches that are read.
     """
-    shapes: list[Shapes] = []
-    indices: list[Any] = []
+    reads: list[list[tuple[Shapes, Any]]] = []
     stopped, is_ordered = of.refusal, False
-    end = time.monotonic() + seconds
-    if not stopped:
-        with _reading(of):
-            try:
-                for chosen in _draw(of):
-                    if len(shapes) >= most or time.monotonic() > end:
-                        stopped = f"stopped after {seconds:.0f} s" if len(shapes) < most else f"stopped at {most:,}"
+    begin = time.monotonic()
+    with _reading(of):
+        try:
+            while not stopped and _is_read(reads, of, (time.monotonic() - begin) / seconds):
+                for each in (of.sampler[0], getattr(of.sampler[0], "sampler", of)) if reads else ():
+                    if hasattr(each, "set_epoch"):  # as the program does, where ranks share an epoch out
+                        each.set_epoch(getattr(each, "epoch", 0) + 1)
+                reads.append([])
+                for chosen in _draw(of.loader, *of.sampler):
+                    number = sum(map(len, reads))
+                    if number >= most or time.monotonic() > begin + seconds:
+                        stopped = f"stopped after {seconds:.0f} s" if number < most else f"stopped at {most:,}"
                         break
-                    shapes.append(_find_shapes(_fetch(of.loader, chosen)))
-                    indices.append(chosen)
+                    reads[-1].append((_find_shapes(_fetch(of.loader, chosen, number)), chosen))
+            if reads:
                 again = [*itertools.islice(of.sampler[0] or (), 2)]
-                is_ordered = bool(again) and again == indices[:2]
-            except Exception as error:
-                stopped = f"its data raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    return Epoch(tuple(shapes), tuple(indices), stopped, is_ordered, of)
+                is_ordered = bool(again) and again == [chosen for _, chosen in reads[0][:2]]
+        except Exception as error:
+            stopped = f"its data raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if len(reads) > 1:
+        whole, stopped = reads[: len(reads) - bool(stopped)], ""
+        reads = whole if _differ(whole) else reads[:1]
+    shapes, indices = zip(*itertools.chain(*reads), strict=True) if any(reads) else ((), ())
+    return Epoch(shapes, indices, stopped, is_ordered, of, max(len(reads), 1))
+
+
+def _is_read(reads: Sequence[Sequence[tuple[Shapes, Any]]], of: LoaderPass, taken: float) -> bool:
+    """Whether an epoch is read: the first, and others where lengths vary and there is time for all of it."""
+    if not reads:
+        return True
+    has_time = of.sampler[0] is not None and len(reads) < _MOST_READS and taken * (len(reads) + 1) < len(reads)
+    return has_time and len({shapes for shapes, _ in reads[0][:-1]}) > 1
+
+
+def _differ(reads: Sequence[Sequence[tuple[Shapes, Any]]]) -> bool:
+    """Whether each epoch has another longest batch."""
+    return len({max(count_elements(shapes) for shapes, _ in each) for each in reads}) > 1
+
+
+def find_lengths(shapes: Sequence[Shapes]) -> list[tuple[int, ...]]:
+    """Of each batch, the lengths that its memory grows with. Of long lists of tensors, all of them and the longest."""
+    if len({tuple(map(len, each)) for each in shapes}) == 1:
+        columns = set(zip(*(itertools.chain.from_iterable(each) for each in shapes), strict=True))
+        varied = [each for each in columns if len(set(each)) > 1]
+        if len(varied) <= _MOST_LENGTHS:
+            return [*zip(*varied, strict=True)]
+    sides = sorted({(len(shape), side) for each in shapes for shape in each for side in range(len(shape) + 1)})
+    return [tuple(_sum_up(each, *side) for side in sides) for each in shapes]
+
+
+def _sum_up(shapes: Shapes, rank: int, side: int) -> int:
+    """The longest side of the tensors of a rank; of the side after the last, their elements."""
+    found = [shape for shape in shapes if len(shape) == rank]
+    return max((shape[side] for shape in found), default=0) if side < rank else sum(map(math.prod, found))
+
+
+def exceed(lengths: Sequence[int], others: Sequence[int]) -> float:
+    """By what factor lengths are longer than others, taken together."""
+    return math.prod(max(1.0, one / max(other, 1)) for one, other in zip(lengths, others, strict=True))
 
 
 def choose_batches(epoch: Epoch) -> list[int]:
-    """The batches of an epoch that show how sizes follow the lengths: the largest, the smallest, two between, the last.
-
-    Empty where the batches are alike, or differ otherwise than by lengths.
-    """
-    if not epoch.varies or len({tuple(map(len, each)) for each in epoch.shapes}) > 1:
+    """The batches of an epoch that show how sizes follow the lengths: the largest, those that are longer than it in
+    another length, the smallest, some between, the last. Empty where the batches are alike."""
+    if not epoch.varies:
         return []
-    by_size = sorted(range(len(epoch.shapes)), key=lambda number: (count_elements(epoch.shapes[number]), number))
-    last = len(by_size) - 1
-    return [*dict.fromkeys([by_size[last], by_size[0], by_size[last // 3], by_size[2 * last // 3], last])]
+    lengths, last = find_lengths(epoch.shapes), len(epoch.shapes) - 1
+    by_size = sorted(range(last + 1), key=lambda number: (count_elements(epoch.shapes[number]), number))
+    longest = [by_size[last]]
+    for _ in range(_MOST_LONGER):
+        over = [min(exceed(each, lengths[other]) for other in longest) for each in lengths]
+        if max(over) > NEAR:
+            longest.append(over.index(max(over)))
+    parts = 3 if len(longest) == 1 else 4
+    between = [by_size[part * last // parts] for part in range(1, parts)]
+    return [*dict.fromkeys([*longest, by_size[0], *between, last])]
 
 
 def _are_alike(one: LoaderPass, other: LoaderPass) -> bool:
@@ -378,30 +437,39 @@ def _reading(of: LoaderPass) -> Iterator[None]:
         yield
 
 
-def _draw(of: LoaderPass) -> Iterator[Any]:
+def _draw(loader: Any, sampler: Any, generator: Any) -> Iterator[Any]:
     """The indices of each batch, as the program's own pass draws them: after a seed for workers."""
-    sampler, generator = copy.deepcopy(of.sampler, {id(of.loader.dataset): of.loader.dataset})
     torch.empty((), dtype=torch.int64).random_(generator=generator)
     if sampler is not None:
         yield from sampler
         return
-    size, waiting = of.loader.batch_size, []
-    for each in of.loader.dataset:
+    size, waiting = loader.batch_size, []
+    for each in loader.dataset:
         waiting.append(each)
         if size is None or len(waiting) == size:
             yield waiting if size else each
             waiting = []
-    if waiting and not of.loader.drop_last:
+    if waiting and not loader.drop_last:
         yield waiting
 
 
-def _fetch(loader: Any, chosen: Any) -> Any:
-    """The batch of these indices; of an iterable data set, of these samples."""
-    dataset = loader.dataset
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        return loader.collate_fn(chosen)
-    if loader.batch_sampler is None:
-        return loader.collate_fn(dataset[chosen])
-    if hasattr(dataset, "__getitems__"):
-        return loader.collate_fn(dataset.__getitems__(chosen))
-    return loader.collate_fn([dataset[index] for index in chosen])
+def _fetch(loader: Any, chosen: Any, number: int) -> Any:
+    """The batch of these indices; of an iterable data set, of these samples.
+
+    What is drawn by chance meanwhile, for its samples, is drawn from the number, so that it comes again.
+    """
+    dataset, state = loader.dataset, torch.get_rng_state()  # samplers draw on
+    random.seed(number)
+    torch.default_generator.manual_seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number)
+    try:
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            return loader.collate_fn(chosen)
+        if loader.batch_sampler is None:
+            return loader.collate_fn(dataset[chosen])
+        if hasattr(dataset, "__getitems__"):
+            return loader.collate_fn(dataset.__getitems__(chosen))
+        return loader.collate_fn([dataset[index] for index in chosen])
+    finally:
+        torch.set_rng_state(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -14,9 +15,9 @@ from fxmem.memory.allocator import AllocatorSettings, read_settings
 from fxmem.memory.allocator_acts import Act
 from fxmem.memory.lengths import BlockRequest, Features, Lengths, LengthsUnproved, LongRun, StepForms, replay_lengths
 from fxmem.records.parts import LengthChange, LongestBatch
-from fxmem.records.profile import Target
+from fxmem.records.profile import Round, Target
 from fxmem.simulation.kernels.kernel_settings import ask_workspaces
-from fxmem.simulation.run.loader_watch import Epoch, Shapes, count_elements
+from fxmem.simulation.run.loader_watch import Epoch, Shapes, count_elements, exceed, find_lengths
 
 LONG_RUN: Final = 10_000
 """Steps of a long run."""
@@ -24,8 +25,9 @@ MOST_REQUESTS: Final = 1_000_000
 """Requests of its replay, which takes seconds."""
 MOST_COMPARED: Final = 150_000
 """Requests of the replay of each change."""
+_LEAST_WEIGHED: Final = 20
 _MOST_WEIGHED: Final = 200
-"""Different batches, the largest, whose peaks are looked for."""
+"""Different batches, the largest, whose peaks are looked for, and as many more that are longer in another length."""
 _SETTINGS: Final = (
     "expandable_segments:True",
     "max_split_size_mb:128",
@@ -47,6 +49,8 @@ class RecordedLengths(NamedTuple):
     """Steps whose batches were the program's own."""
     trace: Sequence[Sequence[Act]]
     """Set-up, then each step."""
+    rounds: Sequence[Round]
+    """Each step."""
     collector: Collector | CpuCollector
     target: Target
     environ: dict[str, str]
@@ -63,19 +67,21 @@ class RecordedLengths(NamedTuple):
 
 def find_longest(recorded: RecordedLengths) -> LongestBatch | None:
     """The batch that decides, and a long run; None where all batches have the same lengths."""
-    shapes, handed = recorded.epoch.shapes, recorded.handed
-    if not shapes:
-        return _unread(recorded.epoch, handed) if len(set(handed)) > 1 else None
-    if not recorded.epoch.varies:
+    epoch, shapes, known = recorded.epoch, recorded.epoch.shapes, recorded.epoch.shapes or recorded.handed
+    if not (epoch.varies if shapes else len(set(known)) > 1):
         return None
-    largest = max(range(len(shapes)), key=lambda number: (count_elements(shapes[number]), -number))
+    largest = max(range(len(known)), key=lambda number: (count_elements(known[number]), -number))
+    shape = max(known[largest], key=math.prod, default=())
     plain = LongestBatch(
-        place=recorded.epoch.of.place,
+        place=epoch.of.place,
         batches=len(shapes),
-        stopped=recorded.epoch.stopped,
-        number=largest + 1,
-        shape=max(shapes[largest], key=lambda shape: count_elements((shape,)), default=()),
+        epochs=epoch.reads,
+        stopped=epoch.stopped,
+        number=largest + 1 if shapes else 0,
+        shape=shape,
     )
+    if not shapes:
+        return plain
     try:
         try:
             return _Study(recorded, shapes, "").describe(plain)
@@ -83,12 +89,30 @@ def find_longest(recorded: RecordedLengths) -> LongestBatch | None:
             left_out = "the last batch of the epoch is left out: its sizes follow no form"
             return _Study(recorded, shapes[:-1], left_out).describe(plain)
     except (LengthsUnproved, ValueError) as error:
-        return plain.model_copy(update={"unproved": str(error)})
+        return plain.model_copy(update={"unproved": str(error), **_find_run(recorded)})
 
 
-def _unread(epoch: Epoch, handed: Sequence[Shapes]) -> LongestBatch:
-    shape = max((shape for each in handed for shape in each), key=lambda each: count_elements((each,)), default=())
-    return LongestBatch(place=epoch.of.place, batches=0, stopped=epoch.stopped, number=0, shape=shape)
+def _find_run(recorded: RecordedLengths) -> dict[str, object]:
+    """The heaviest batch of those that were run, and what others may need."""
+    shapes, is_card = recorded.epoch.shapes, recorded.target.device == "cuda"
+    lengths, known = find_lengths(shapes), {each: number for number, each in reversed([*enumerate(shapes)])}
+    steps = zip(recorded.rounds, _chunks(recorded.handed, recorded.per_step), strict=False)
+    ran = [(over, [known[each] for each in batches]) for over, batches in steps if known.keys() >= {*batches}]
+    if not ran:
+        return {}
+    peaks = [(over.allocated_bytes or 0) if is_card else over.requested_bytes for over, _ in ran]
+    (over, numbers), left = ran[peaks.index(max(peaks))], min(over.retained_bytes or 0 for over, _ in ran)
+    number = max(numbers, key=lambda each: count_elements(shapes[each]))
+    met = {lengths[each]: own - left for own, (_, numbers) in zip(peaks, ran, strict=True) for each in numbers}
+    most = max(min(own * exceed(each, at) ** 2 for at, own in met.items()) for each in {*lengths})
+    return {
+        "number": number + 1,
+        "shape": max(shapes[number], key=math.prod),
+        "requested_bytes": over.requested_bytes,
+        "allocated_bytes": over.allocated_bytes if is_card else None,
+        "ran": len(met),
+        "most_bytes": max(*peaks, left + round(most)),
+    }
 
 
 class _Study:
@@ -103,12 +127,10 @@ class _Study:
         self._recorded, self._shapes, self._note = recorded, shapes, note
         self._lengths = lengths = Lengths(shapes)
         size, steps = recorded.per_step, len(recorded.trace) - 1
-        known, batches = set(map(lengths.features_of, shapes)), [*_chunks(recorded.handed, size)][:steps]
+        batches = [*_chunks(recorded.handed, size)][:steps]
         features: list[Features | None] = [None]
         for each in batches:
-            found = lengths.features(each)
-            is_known = all(lengths.is_like(batch) and lengths.features_of(batch) in known for batch in each)
-            features.append(found if is_known else None)
+            features.append(lengths.features(each) if all(map(lengths.tell, each)) else None)
         features += [None] * (steps + 1 - len(features))
         features[1] = None  # optimizers make their state
         self._forms = StepForms(recorded.trace, features, recorded.look, recorded.ask)
@@ -122,16 +144,19 @@ class _Study:
         number = self._find_heaviest()
         # The step of the epoch that the batch is in, from 0; the last whole one for what is in none.
         step = min(number // self._recorded.per_step, max(len(self._shapes) // self._recorded.per_step - 1, 0))
+        steps, is_card = self._epoch(), recorded.target.device == "cuda"
+        peaks = self._peak([steps[max(step - 1, 0)], steps[step]])
         fields: dict[str, object] = {
             "number": number + 1,
-            "shape": max(self._shapes[number], key=lambda shape: count_elements((shape,))),
-            "requested_bytes": self._peak(step)[0],
+            "shape": max(self._shapes[number], key=math.prod),
+            "requested_bytes": peaks[0],
         }
         if self._note:
             fields["stopped"] = "; ".join(filter(None, (plain.stopped, self._note)))
-        if recorded.target.device == "cuda":
-            fields["allocated_bytes"] = self._peak(step)[1]
-            fields |= self._run_long()
+        if recorded.epoch.reads > 1:
+            fields["most_bytes"] = self._peak([tuple(map(max, *steps))] * 2)[is_card]
+        if is_card:
+            fields |= {"allocated_bytes": peaks[1], **self._run_long()}
         return plain.model_copy(update=fields)
 
     def _find_heaviest(self) -> int:
@@ -139,16 +164,19 @@ class _Study:
         first_with: dict[Features, int] = {}
         for number, batch in enumerate(self._shapes):
             first_with.setdefault(self._lengths.features_of(batch), number)
-        by_size = sorted(first_with.items(), key=lambda each: -count_elements(self._shapes[each[1]]))
+        by_size = sorted(first_with, key=lambda each: -count_elements(self._shapes[first_with[each]]))
         size = self._recorded.per_step
-        weighed = [(find_peak(self._forms.step(each * size)), -number) for each, number in by_size[:_MOST_WEIGHED]]
-        return -max(weighed)[1]
+        most = min(max(MOST_COMPARED // len(self._forms.step(by_size[0] * size)), _LEAST_WEIGHED), _MOST_WEIGHED)
+        weighed = by_size[:most]
+        for each in by_size[most:]:
+            if len(weighed) < 2 * most and all(exceed(each, other) > 1 for other in weighed):
+                weighed.append(each)
+        self._forms.ask_ahead(each * size for each in weighed)
+        return -max((find_peak(self._forms.step(each * size)), -first_with[each]) for each in weighed)[1]
 
-    def _peak(self, step: int) -> tuple[int, int]:
-        """Requested and allocated bytes of a step of the epoch, after the one before it."""
-        steps = self._epoch()
-        around = [steps[max(step - 1, 0)], steps[step]]
-        run = replay_lengths(self._forms, around, self._settings(), recorded=self._first)
+    def _peak(self, steps: Sequence[Features]) -> tuple[int, int]:
+        """Requested and allocated bytes of the last of these steps."""
+        run = replay_lengths(self._forms, steps, self._settings(), recorded=self._first)
         return run.requested_bytes[-1], run.allocated_bytes[-1]
 
     def _epoch(self) -> list[Features]:
@@ -211,6 +239,8 @@ class _Study:
         capacity: int | None = None,
     ) -> LongRun:
         target, first = self._recorded.target, self._first
+        if most is None:
+            self._forms.ask_ahead({*steps})
         if settings.garbage_collection_threshold is not None and settings.per_process_memory_fraction == 1:
             capacity = room_bytes(target)
         return replay_lengths(
@@ -262,12 +292,13 @@ def _chunks(batches: Sequence[Shapes], size: int) -> Iterator[Sequence[Shapes]]:
 
 def explain_longest(longest: LongestBatch) -> Iterator[str]:
     """What is taken for granted of a long run."""
-    if longest.requested_bytes is None:
+    if longest.ran or longest.requested_bytes is None:
+        yield from ["memory grows with the lengths of a batch, at most with the square of each"] * bool(longest.ran)
         return
     yield (
-        "after the third step the program was given the largest, the smallest, two other batches of its loader and the "
+        "after the third step the program was given the longest, the smallest, other batches of its loader and the "
         "last; sizes at other lengths follow by forms that these and one more step confirm"
     )
     if longest.steps > longest.batches:
-        yield "further epochs have the batches of the first"
+        yield f"further epochs have the batches of the {'first' if longest.epochs == 1 else 'epochs that were read'}"
     yield "evaluations and checkpoints of later steps are not in the long run"

@@ -97,12 +97,15 @@ def test_batches_of_one_length_have_none() -> None:
     assert len(run("fixed").rounds) == STEPS
 
 
-def test_sizes_that_follow_no_form_have_no_number() -> None:
+def test_sizes_that_follow_no_form_have_the_peak_of_those_that_were_run() -> None:
     longest = found(run("odd"))
     assert longest.unproved.startswith("expected sizes that follow the lengths, got ")
-    assert longest.requested_bytes is None
+    assert longest.requested_bytes == max(each.requested_bytes for each in run("odd").rounds)
     assert longest.reserved_bytes is None
-    assert "no peak is known of lengths that were not run" in describe_longest(longest)
+    assert (
+        f", the most of {longest.ran} that were run; no peak is known of lengths that were not run"
+        in describe_longest(longest)
+    )
 
 
 def test_a_stream_that_is_read_once_is_left_alone() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxmem.records.parts import LongestBatch
-from fxmem.records.profile import Assumption, ProgramRun
+from fxmem.records.profile import Assumption, ProgramRun, Round
 from fxmem.records.units import STEPS
 from fxmem.simulation.run.listeners import register
 from fxmem.simulation.run.longest_batch import RecordedLengths, explain_longest, find_longest
 from fxmem.simulation.run.program_parts import ProgramParts
-from fxmem.simulation.run.round_listener import RoundListener
+from fxmem.simulation.run.round_listener import RoundListener, RoundOver
 
 
 class LengthsWatch(RoundListener):
@@ -25,6 +25,12 @@ class LengthsWatch(RoundListener):
     def __init__(self, parts: ProgramParts) -> None:
         self._loaders, self._recording, self._machine = parts.loaders, parts.recording, parts.machine
         self._longest: LongestBatch | None = None
+        self._rounds: list[Round] = []
+
+    def note_round(self, over: RoundOver) -> None:
+        """Note its peak."""
+        if over.number and over.is_whole:
+            self._rounds.append(over.record)
 
     def finish(self) -> None:
         """Find it."""
@@ -38,6 +44,7 @@ class LengthsWatch(RoundListener):
                 per_step,
                 STEPS,
                 self._machine.trace.rounds[:-1],  # the last is not over
+                self._rounds,
                 self._recording.collector,
                 self._recording.target,
                 dict(os.environ if memory is None else memory.environ),
