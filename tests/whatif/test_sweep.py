@@ -20,7 +20,7 @@ from fxmem.cli.verbs import sweep as verb
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.lengths import POWERS
-from fxmem.memory.lengths.forms import find_mixed_form
+from fxmem.memory.lengths.forms import find_sum
 from fxmem.records.fits import Fits, Point, Space
 from fxmem.records.profile import StepTime
 from fxmem.show.plots import sweep_svg
@@ -180,7 +180,7 @@ def test_samples_determine_every_product(batches: list[int], lengths: list[int])
     assert not any(1 in each for each in samples.points)
     powers = POWERS[len(sizes[0])]
     values = [(at, sum((n + 2) * _product(each, at) for n, each in enumerate(powers))) for at in samples.points]
-    form = find_mixed_form(values, powers)
+    form = find_sum(values, powers, (1,) * len(sizes[0]))
     assert form is not None
     assert [factor for _, factor in form.terms] == [Fraction(n + 2) for n in range(len(powers))]
 

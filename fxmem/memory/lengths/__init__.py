@@ -3,7 +3,6 @@
 from fxmem.memory.lengths.forms import Features as Features
 from fxmem.memory.lengths.forms import Form as Form
 from fxmem.memory.lengths.forms import Lengths as Lengths
-from fxmem.memory.lengths.forms import MixedForm as MixedForm
 from fxmem.memory.lengths.forms import find_form as find_form
 from fxmem.memory.lengths.profile_forms import POWERS as POWERS
 from fxmem.memory.lengths.profile_forms import LoggedStep as LoggedStep

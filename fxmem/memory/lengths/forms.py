@@ -27,146 +27,95 @@ _MOST_DEGREE: Final = 2
 
 
 class Form(NamedTuple):
-    """A polynomial in a length, perhaps times another length."""
+    """A sum of products of lengths' powers, as what an operator reads: its weights, and rows of its inputs."""
 
-    coefficients: tuple[Fraction, ...]
-    """The constant one first."""
-    length: int = 0
-    """Which of the features."""
-    padding: int = 1
-    """The length is rounded up to a multiple of this."""
-    factor: int | None = None
-    """Which feature the polynomial is multiplied by; None for none."""
-
-    def scale(self, features: Features) -> int:
-        """What the polynomial is multiplied by."""
-        return 1 if self.factor is None else features[self.factor]
-
-    def argument(self, features: Features) -> int:
-        """What the polynomial is in."""
-        return -(-features[self.length] // self.padding) * self.padding
-
-    def evaluate(self, features: Features) -> Fraction:
-        """The value for these lengths; where the form holds, a whole number."""
-        x, value = self.argument(features) if len(self.coefficients) > 1 else 0, Fraction(0)
-        for coefficient in reversed(self.coefficients):
-            value = value * x + coefficient
-        return value * self.scale(features)
+    terms: tuple[tuple[tuple[int, ...], Fraction], ...]
+    """The power of each length, and the factor."""
+    paddings: tuple[int, ...]
+    """What each length is rounded up to a multiple of; where it is negative, down."""
 
     def at(self, features: Features) -> int:
         """The value for these lengths, to the nearest whole number."""
-        return round(self.evaluate(features))
+        rounded = _round(features, self.paddings)
+        return round(sum(factor * _product(powers, rounded) for powers, factor in self.terms))
 
 
-def find_form(points: Sequence[tuple[Features, int]]) -> Form | MixedForm | None:
+def find_form(points: Sequence[tuple[Features, int]]) -> Form | None:
     """Find the simplest form that gives all these values; None where none does, or one point more is needed.
 
     Args:
         points: lengths, and the value there.
     """
     if len({value for _, value in points}) == 1:
-        return Form((Fraction(points[0][1]),))
-    count = len(points[0][0])
-    units = [tuple(int(at == place) for at in range(count)) for place in range(count)]
-    factors = [each for most in range(1, _MOST_FACTORS + 1) for each in itertools.combinations(units, most)]
-    products = [tuple(map(sum, zip(*each, strict=True))) for each in factors]
-    constant, squares = (0,) * count, [tuple(2 * n for n in each) for each in products]
-    sums = [[constant, *products], [constant, products[-1], squares[-1]], [constant, *products, *squares[:count]]]
-    return (
-        _find_sum(points, [[each] for each in products])
-        or _find_polynomial(points)
-        or (_find_sum(points, sums) if count <= _MOST_SUMMED else None)
-    )
-
-
-def _find_sum(points: Sequence[tuple[Features, int]], sums: Sequence[Sequence[tuple[int, ...]]]) -> MixedForm | None:
-    made = (find_mixed_form(points, each, padding) for each in sums for padding in _STRIDES)
+        return Form((((0,) * len(points[0][0]), Fraction(points[0][1])),), (1,) * len(points[0][0]))
+    made = (find_sum(points, *each) for each in _list_forms(len(points[0][0])))
     return next((form for form in made if form is not None), None)
 
 
-def _find_polynomial(points: Sequence[tuple[Features, int]]) -> Form | None:
-    for degree in range(1, _MOST_DEGREE + 1):
-        for length, padding, factor in _arguments(len(points[0][0])):
-            shape = Form((Fraction(0),) * (degree + 1), length, padding, factor)
-            found = dict[int, Fraction]()
-            pairs = [(shape.argument(each), Fraction(value, shape.scale(each))) for each, value in points]
-            if all(found.setdefault(x, value) == value for x, value in pairs) and len(found) >= degree + 2:
-                known = sorted(found.items())
-                spread = [known[i * (len(known) - 1) // degree] for i in range(degree + 1)]
-                form = shape._replace(coefficients=_interpolate(spread))
-                if all(form.evaluate(features) == value for features, value in points):
-                    return form
-    return None
+def _list_forms(count: int) -> Iterator[tuple[Sequence[tuple[int, ...]], tuple[int, ...]]]:
+    """The products that a size may be a sum of, and the paddings, plain ones first.
+
+    One product; a polynomial in one length, then one times another length; sums in all lengths.
+    """
+    units = [tuple(int(at == place) for at in range(count)) for place in range(count)]
+    factors = [each for most in range(1, _MOST_FACTORS + 1) for each in itertools.combinations(units, most)]
+    products = [tuple(map(sum, zip(*each, strict=True))) for each in factors]
+    for each, padding in itertools.product(products, _STRIDES):
+        yield [each], (padding,) * count
+    constant = (0,) * count
+    for degree, others in itertools.product(range(1, _MOST_DEGREE + 1), ([constant], units)):
+        for padding, length, other in itertools.product(PADDINGS, units, others):
+            if other != length:
+                powers = [tuple(n * a + b for a, b in zip(length, other, strict=True)) for n in range(degree + 1)]
+                yield powers, tuple(padding if each else 1 for each in length)
+    if count <= _MOST_SUMMED:
+        squares = [tuple(2 * n for n in each) for each in products]
+        sums = [constant, *products], [constant, products[-1], squares[-1]], [constant, *products, *squares[:count]]
+        yield from ((each, (padding,) * count) for each, padding in itertools.product(sums, _STRIDES))
 
 
-class MixedForm(NamedTuple):
-    """A sum of products of lengths' powers, as what an operator reads: its weights, and rows of its inputs."""
-
-    terms: tuple[tuple[tuple[int, ...], Fraction], ...]
-    """The power of each length, and the factor."""
-    padding: int = 1
-    """Each length is rounded up to a multiple of this; where it is negative, down."""
-
-    def at(self, features: Features) -> int:
-        """The value for these lengths, to the nearest whole number."""
-        rounded = _round(features, self.padding)
-        return round(sum(factor * _product(powers, rounded) for powers, factor in self.terms))
-
-
-def find_mixed_form(
-    points: Sequence[tuple[Features, int]], powers: Sequence[tuple[int, ...]], padding: int = 1
-) -> MixedForm | None:
+def find_sum(
+    points: Sequence[tuple[Features, int]], powers: Sequence[tuple[int, ...]], paddings: tuple[int, ...]
+) -> Form | None:
     """Find the sum of these products that gives all the values; None where none does, or no further point checks it.
 
     Args:
         points: lengths, and the value there.
         powers: of each product, the power of each length.
-        padding: of the form.
+        paddings: of the form.
     """
-    if len(points) <= len(powers):
-        return None
-    rows = [[*(Fraction(_product(each, _round(at, padding))) for each in powers), Fraction(n)] for at, n in points]
-    for column in range(len(powers)):
-        pivot = next((number for number in range(column, len(rows)) if rows[number][column]), None)
-        if pivot is None:
+    solved: dict[int, list[Fraction]] = {}
+    """By product, an equation in which no other that is solved stands."""
+    different = set[object]()
+    for features, value in points:
+        rounded = _round(features, paddings)
+        row = [Fraction(_product(each, rounded)) for each in powers]
+        # What all products have in common shows nothing of their sum.
+        different.add(tuple(each / (row[0] or 1) for each in row[1:]) or row[0])
+        row.append(Fraction(value))
+        for number, other in solved.items():
+            row = _eliminate(row, number, other)
+        pivot = next((number for number, each in enumerate(row[:-1]) if each), None)
+        if pivot is not None:
+            row = [each / row[pivot] for each in row]
+            solved = {number: _eliminate(other, pivot, row) for number, other in solved.items()} | {pivot: row}
+        elif row[-1]:
             return None
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        rows[column] = [each / rows[column][column] for each in rows[column]]
-        for number in range(len(rows)):
-            if number != column and (scale := rows[number][column]):
-                rows[number] = [a - scale * b for a, b in zip(rows[number], rows[column], strict=True)]
-    if any(row[-1] for row in rows[len(powers) :]):
+    if min(len(solved), len(different) - 1) < len(powers):
         return None
-    return MixedForm(tuple((each, rows[n][-1]) for n, each in enumerate(powers) if rows[n][-1]), padding)
+    return Form(tuple((each, solved[n][-1]) for n, each in enumerate(powers) if solved[n][-1]), paddings)
 
 
-def _round(features: Features, padding: int) -> Features:
-    return tuple(-(-length // padding) * padding for length in features)
+def _eliminate(row: list[Fraction], number: int, solved: list[Fraction]) -> list[Fraction]:
+    return [a - row[number] * b for a, b in zip(row, solved, strict=True)] if row[number] else row
+
+
+def _round(features: Features, paddings: tuple[int, ...]) -> Features:
+    return tuple(-(-length // padding) * padding for length, padding in zip(features, paddings, strict=True))
 
 
 def _product(powers: Sequence[int], features: Features) -> int:
     return math.prod(length**power for length, power in zip(features, powers, strict=True))
-
-
-def _arguments(count: int) -> Iterator[tuple[int, int, int | None]]:
-    """What a polynomial may be in: a length, its padding, and a factor; plain ones first."""
-    for padding in PADDINGS:
-        yield from ((length, padding, None) for length in range(count))
-    for padding in PADDINGS:
-        yield from ((length, padding, other) for length, other in itertools.permutations(range(count), 2))
-
-
-def _interpolate(points: Sequence[tuple[int, Fraction]]) -> tuple[Fraction, ...]:
-    """The coefficients of the polynomial through these points (Lagrange)."""
-    total = [Fraction(0)] * len(points)
-    for x, value in points:
-        basis, scale = [Fraction(1)], value
-        for other, _ in points:
-            if other != x:
-                basis = [a - other * b for a, b in zip([Fraction(0), *basis], [*basis, Fraction(0)], strict=True)]
-                scale /= x - other
-        total = [t + scale * b for t, b in zip(total, basis, strict=True)]
-    return tuple(total)
 
 
 class Lengths:

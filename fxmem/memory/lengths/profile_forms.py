@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from fxmem.hardware.hidden_memory import HiddenMemory
 from fxmem.hardware.workspaces import BareLog, Collector, CpuCollector, Seen, SeenOp, insert_workspaces
-from fxmem.memory.lengths.forms import Features, find_form, find_mixed_form
+from fxmem.memory.lengths.forms import Features, find_form, find_sum
 from fxmem.memory.lengths.step_forms import LengthsUnproved, flatten, rebuild
 from fxmem.records.profile import Profile
 
@@ -58,7 +58,7 @@ class ProfileForms:
         points = [(lengths, n) for lengths, n in zip(self._lengths, values, strict=True) if n is not None]
         if not points:
             return lambda _: None
-        form = find_form(points) or find_mixed_form(points, POWERS[len(self._lengths[0])])
+        form = find_form(points) or find_sum(points, POWERS[len(self._lengths[0])], (1,) * len(self._lengths[0]))
         if form is None or len(points) < len(values):
             raise LengthsUnproved(f"a size follows no form: {', '.join(map(str, values))}")
         return functools.cache(form.at)

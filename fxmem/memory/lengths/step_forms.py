@@ -16,7 +16,7 @@ from fxmem.hardware.hidden_memory import HiddenMemory, Signature, expand
 from fxmem.hardware.tensor_layouts import TensorLayout
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from fxmem.memory.allocator_acts import Act, Empty, Free, Hold, RunKernel
-from fxmem.memory.lengths.forms import Features, Form, MixedForm, find_form
+from fxmem.memory.lengths.forms import Features, Form, find_form
 from fxmem.records.units import group
 
 MOST_STEPS: Final = 20_000
@@ -76,7 +76,7 @@ class StepForms:
                 f"{len(set(self._features.values()))} of {len(features) - 1}"
             )
         self._known: dict[tuple[int, ...], int] = {}
-        self._forms: list[Form | MixedForm] = []
+        self._forms: list[Form] = []
         self._plan = [*self._make_plan()]
         self.step = functools.lru_cache(MOST_STEPS)(self._make_step)
         """The requests of a step of these lengths."""
