@@ -75,7 +75,7 @@ class Run:
     plans: dict[str, int] = field(default_factory=dict)
     """Reserved bytes with the plans of each cuDNN that stands for theirs, and with what theirs may take instead."""
     between: tuple[int, int] | None = None
-    """Least and most that is reserved with these."""
+    """Least and most that is reserved with these; without convolutions, by where the driver places segments."""
     fits: bool | None = None
     refusal: str = ""
 
@@ -148,7 +148,8 @@ def examine(run: Run) -> Run:
     placed = _place(step.model) if run.kind == "cnn" else 0
     reserved = _reserve(analysis.profile, peak.room_bytes)
     found = replace(run, reserved_bytes=reserved, placed_bytes=placed, fits=peak.fits)
-    return replace(found, plans=plans, between=peak.plans_range)
+    segments = None if peak.upward is None else sorted((reserved or 0, peak.upward.reserved_bytes))
+    return replace(found, plans=plans, between=peak.plans_range or (segments and (segments[0], segments[1])))
 
 
 def _reserve(profile: Profile, room_bytes: int | None) -> int | None:
@@ -197,7 +198,11 @@ def format_page(source: str, runs: Sequence[Run], about: dict[str, Any]) -> str:
     ranged = [run for run in runs if run.between and not run.ran_out]
     if ranged:
         versions = ", ".join(dict.fromkeys(version for run in ranged for version in run.plans))
-        lines += ["", f"The cuDNN of these runs cannot be asked. The range is that of {versions}."]
+        lines += [
+            "",
+            f"The cuDNN of these runs cannot be asked. The range is that of {versions}. Without convolutions it is by "
+            "where the driver places segments, for runs in which that moves what is reserved.",
+        ]
     for group in dict.fromkeys(run.group for run in ranged):
         widths = [run.width_percent or 0.0 for run in ranged if run.group == group]
         held = sum(run.is_within for run in ranged if run.group == group)

@@ -86,6 +86,8 @@ class Card(Record):
     """What is reached of them, at inference ("infer") and in training ("train")."""
     source: str = ""
     """Where the memory figure was seen."""
+    placing_source: str = ""
+    """Where it was seen that its driver places segments as `AddressSpace` has it; empty: nowhere."""
 
 
 _TABLES: Final = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
@@ -329,6 +331,11 @@ def size_assumption(target: Target) -> str | None:
 def same_card(target: Target, card: str) -> bool:
     """Whether a target is the card that a driver gives this name."""
     return _key(card) in (_key(target.full_name), _key(target.name))
+
+
+def has_known_placing(target: Target) -> bool:
+    """Whether it is known where a card's driver places segments."""
+    return any(card.placing_source and same_card(target, card.target.full_name) for card in CATALOGUE.values())
 
 
 def is_alike(target: Target, card: str) -> bool:

@@ -671,20 +671,25 @@ class MeasuredPhase(Record):
     reserved_bytes: Bytes
 
 
-class PlansPeak(Record):
+class PlacedPeak(Record):
+    """The peak if the driver places segments otherwise."""
+
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    fits: bool | None = None
+    """As `Peak.fits`."""
+
+
+class PlansPeak(PlacedPeak):
     """The peak with the plans of one cuDNN."""
 
     cudnn: str
     """Its version; with what it may take instead, in words."""
-    allocated_bytes: Bytes
-    reserved_bytes: Bytes
     least_bytes: Bytes
     """Reserved by the loop's first step; `reserved_bytes` where it does not fit. What later steps add is what finds no
     free block, and depends on all plans together."""
     most_bytes: Bytes
     """The same and the largest workspace, should a later step find no room for that, or `reserved_bytes` if more."""
-    fits: bool | None = None
-    """As `Peak.fits`."""
 
 
 class Peak(Viewed, Record):
@@ -721,6 +726,9 @@ class Peak(Viewed, Record):
     by_cudnn: Many[PlansPeak] = Field(default=(), exclude_if=lambda value: not value)
     """Where the target's cuDNN cannot be asked: the peaks with the plans of those that stand for it, the nearest first,
     and with what it may take instead. What they span is no bound: docs/evidence.md has how many runs it held."""
+    upward: PlacedPeak | None = Field(default=None, exclude_if=lambda value: value is None)
+    """With each segment above the one before, where it was not seen on such a card how its driver places them; None:
+    it was, or that moves nothing. `reserved_bytes` is with each below, as on cards on which it was seen."""
     at_least: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether the program ended where it ran out: allocated and reserved bytes are then what it held and asked for."""
     phase: Phase

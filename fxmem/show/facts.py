@@ -178,8 +178,13 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     return make_printable(facts)
 
 
+_NEAR = 1.01
+"""By what factor reserved bytes are as good as others."""
+
+
 def plans_facts(profile: Profile, peak: Peak) -> Facts:
-    """Between which bytes the peak is with the plans of the cuDNNs that stand for the target's; nothing for one.
+    """Between which bytes the peak is as the driver places segments, and with the plans of the cuDNNs that stand for
+    the target's; nothing where either is known.
 
     Where cuDNN finds its plans by timing, how far from the peak others were: dcgan, pytorch-cifar,
     pytorch_resnet_cifar10 and cifar10-airbench (benchmarks/results/card-public-2026-11-28.md).
@@ -195,6 +200,13 @@ def plans_facts(profile: Profile, peak: Peak) -> Facts:
         kinds = f"{peak.smaller_plans} kind{'s' * (peak.smaller_plans > 1)} of convolution"
         words = f"fits as torch takes plans of cuDNN with a smaller workspace for {kinds}, for want of room"
         facts.append(Fact("Plans", words, "smaller plans"))
+    if (upward := peak.upward) is not None and peak.reserved_bytes is not None:
+        low, high = sorted((peak.reserved_bytes, upward.reserved_bytes))
+        other = "fits" if upward.fits else "runs out of memory"
+        out = f"; with each above the one before it {other}" if upward.fits is not peak.fits else ""
+        if out or low * _NEAR < high:
+            words = f"{format_range(low, high)} reserved, as the driver places them: not seen on this card{out}"
+            facts.append(Fact("Segments", words, "segments"))
     if (between := peak.plans_range) is None:
         return facts
     versions = ", ".join(each.cudnn for each in peak.by_cudnn)

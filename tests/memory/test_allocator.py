@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxmem.errors import ExceededError, UsageError
+from fxmem.hardware import catalogue
 from fxmem.memory.allocator import (
     AllocatorSettings,
     CachingAllocator,
@@ -61,6 +62,42 @@ def test_what_is_given_back_joins_the_gaps_beside_it() -> None:
     for address in (addresses[2], addresses[0], addresses[1]):
         space.give_back(address, 20 * MIB)
     assert space.take(96 * MIB) == addresses[2]
+
+
+def test_upward_segments_lie_one_above_the_other() -> None:
+    space = AddressSpace(is_upward=True)
+    first = space.take(20 * MIB)
+    assert [space.take(mib * MIB) - first >> 20 for mib in (2, 100)] == [20, 22]
+    space.give_back(first, 20 * MIB)
+    assert space.take(12 * MIB) == first
+
+
+def test_where_it_is_not_known_how_the_driver_places_segments_reserved_is_a_range() -> None:
+    # Of two free blocks of 30 MiB one is half of a segment of 60: which is lower decides whether that is whole again.
+    log = Log(target=TINY_CARD.model_copy(update={"memory_bytes": 1024 * MIB}))
+    node = log.node("layer")
+    with log.phase(Phase.FORWARD), log.op("aten.mm.default", node, Phase.FORWARD):
+        alone = log.allocate(30 * MIB, Kind.TEMPORARY)
+        log.free(log.allocate(60 * MIB, Kind.TEMPORARY))
+        halves = [log.allocate(30 * MIB, Kind.TEMPORARY) for _ in range(2)]
+        log.free(halves[1], alone)
+        stays = log.allocate(30 * MIB, Kind.TEMPORARY)
+        log.free(halves[0])
+        log.free(log.allocate(60 * MIB, Kind.TEMPORARY), stays)
+    profile = log.profile()
+    peak = complete_timeline(profile, {}).peak
+    assert peak.upward is not None
+    assert (peak.reserved_bytes, peak.upward.reserved_bytes, peak.upward.fits) == (150 * MIB, 90 * MIB, True)
+    (fact,) = plans_facts(profile, peak)
+    assert fact.text == "90.0 MiB to 150.0 MiB reserved, as the driver places them: not seen on this card"
+    small = profile.model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": 100 * MIB})})
+    peak = complete_timeline(small, {}).peak
+    assert (peak.fits, peak.upward and peak.upward.fits) == (False, True)
+    (fact,) = plans_facts(small, peak)
+    assert fact.text.endswith("not seen on this card; with each above the one before it fits")
+    assert complete_timeline(profile, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}).peak.upward is None
+    known = profile.model_copy(update={"target": catalogue.target("h200")})
+    assert complete_timeline(known, {}).peak.upward is None
 
 
 # --- blocks and segments, by hand ---------------------------------------------------------------------------------

@@ -153,12 +153,12 @@ class Pool:
         return self._order[-1][0] if self._order else 0
 
 
-# --- where the driver of Linux places what it gives -------------------------------------------------------------------
+# --- where the driver places what it gives ----------------------------------------------------------------------------
 # Undocumented; read from the addresses in a published snapshot of a training that holds 61 GB
 # (kkaitlyn111/cs336-a2-systems, memory_files/memory_ctx128_fullstep.pickle). All but eight of its 783 segments are
 # where these rules have them: 666 below the ones before, 109 in the lowest of the gaps. The eight are its first ones,
 # among what was there before, and one that lies 256 MiB lower. What an H200 reserved follows from them, too
-# (docs/measuring.md).
+# (docs/measuring.md). Windows places each above the one before.
 
 
 _SPAN: Final = 32 << 20
@@ -171,10 +171,14 @@ class AddressSpace:
 
     What is asked for is placed in the lowest gap that is wide enough; where there is none, it begins a new span below
     all others, and what is left of the span is a gap. What is given back is a gap.
+
+    Args:
+        is_upward: whether it is placed above all others instead, where there is no gap.
     """
 
-    def __init__(self) -> None:
-        self._lowest = _END
+    def __init__(self, *, is_upward: bool = False) -> None:
+        self._is_upward = is_upward
+        self._lowest, self._highest = _END, _SPAN
         self._gaps: list[tuple[int, int]] = []
         """Address and bytes, in order."""
         self._widest = 0
@@ -188,6 +192,9 @@ class AddressSpace:
                     self._gaps[place : place + 1] = [(address + nbytes, size - nbytes)] if size > nbytes else []
                     return address
             self._widest = max((size for _, size in self._gaps), default=0)
+        if self._is_upward:
+            self._highest += nbytes
+            return self._highest - nbytes
         span = round_up(nbytes, _SPAN)
         self._lowest -= span
         if span > nbytes:

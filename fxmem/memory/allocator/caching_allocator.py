@@ -77,7 +77,7 @@ class CachingAllocator:
         """How often all cached segments were given back."""
         self.counts: PoolCounts | None = None
         """What else is counted, where somebody asks; it takes time."""
-        self._addresses = AddressSpace()
+        self._addresses = AddressSpace(is_upward=settings.segments_upward)
         self._round_size = functools.lru_cache(maxsize=1 << 12)(settings.round_size)
         self._takes_first = not settings.expandable_segments and settings.max_split_bytes is None
         """Whether the smallest free block that serves a request is always the one that it gets."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
+from fxmem.hardware.catalogue import has_known_placing
 from fxmem.hardware.context import process_range, room_bytes
 from fxmem.memory import liveness
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
@@ -15,7 +16,7 @@ from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from fxmem.memory.allocator.stats import OutOfMemory, Segment
 from fxmem.memory.allocator.training_loop import PEAKS, Shortage, TrainingLoop
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.profile import MeasuredPhase, PlansPeak, Profile, Storage, Timeline
+from fxmem.records.profile import MeasuredPhase, PlacedPeak, PlansPeak, Profile, Storage, Timeline
 
 # --- one steady step of the training loop on the caching allocator, event by event ------------------------------------
 # The loop is the one `replay` takes the allocated and reserved bytes from; here it also writes down what goes where.
@@ -322,7 +323,8 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
     if fits and room is not None:  # what is cached goes back where it is in the way
         allocated, reserved = min(allocated or 0, room), min(reserved or 0, room)
         waiting = None if waiting is None else min(waiting, room)
-    others = _replay_other_plans(profile, settings, found, shortage, (reserved or 0) - (found.reserved_bytes or 0))
+    beyond, is_ended = (reserved or 0) - (found.reserved_bytes or 0), run is not None and run.is_ended
+    others = _replay_other_plans(profile, settings, found, shortage, beyond)
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": allocated,
@@ -333,8 +335,9 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
             "fits": fits,
             "shortage": shortage,
             "smaller_plans": 0 if shortage else (run or found).smaller_plans,
-            "by_cudnn": () if run is not None and run.is_ended else tuple(others),
-            "at_least": run is not None and run.is_ended,
+            "by_cudnn": () if is_ended else tuple(others),
+            "upward": None if run and shortage else _replay_upward(profile, settings, found, beyond),
+            "at_least": is_ended,
         }
     )
     return timeline.model_copy(update={"peak": peak})
@@ -375,6 +378,24 @@ def _replay_other_plans(
             most_bytes=most if room is None or ran_out else max(reserved, min(most, room)),
             fits=None if room is None else not ran_out,
         )
+
+
+def _replay_upward(
+    profile: Profile, settings: AllocatorSettings, found: ReplayedLoop, beyond: int
+) -> PlacedPeak | None:
+    """The peak if the driver places each segment above the one before; None where it is known not to, or where that
+    moves nothing. What else a program has reserved is as of `_replay_other_plans`."""
+    if settings.expandable_segments or has_known_placing(profile.target):
+        return None
+    upward, ran_out = _replay_within(profile, settings.model_copy(update={"segments_upward": True}))
+    if (upward.allocated_bytes, upward.reserved_bytes) == (found.allocated_bytes, found.reserved_bytes):
+        return None
+    reserved, room = (upward.reserved_bytes or 0) + beyond, room_bytes(profile.target)
+    return PlacedPeak(
+        allocated_bytes=upward.allocated_bytes or 0,
+        reserved_bytes=reserved if room is None or ran_out else min(reserved, room),
+        fits=None if room is None else not ran_out,
+    )
 
 
 def _with_plan(storage: Storage, nbytes: int) -> Storage:

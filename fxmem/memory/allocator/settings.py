@@ -55,6 +55,8 @@ class AllocatorSettings(Record):
     """One range of addresses per pool, mapped page by page, instead of many segments."""
     per_process_memory_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of the device's memory the process allows itself; 1: no limit of its own."""
+    segments_upward: bool = False
+    """Not PyTorch's but the driver's: whether it places each segment above the one before (`AddressSpace`)."""
 
     @classmethod
     def from_string(cls, text: str) -> AllocatorSettings:
