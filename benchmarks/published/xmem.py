@@ -148,8 +148,9 @@ def examine(run: Run) -> Run:
     placed = _place(step.model) if run.kind == "cnn" else 0
     reserved = _reserve(analysis.profile, peak.room_bytes)
     found = replace(run, reserved_bytes=reserved, placed_bytes=placed, fits=peak.fits)
-    segments = None if peak.upward is None else sorted((reserved or 0, peak.upward.reserved_bytes))
-    return replace(found, plans=plans, between=peak.plans_range or (segments and (segments[0], segments[1])))
+    orders = {reserved or 0, reserved or 0 if peak.upward is None else peak.upward.reserved_bytes}
+    between = peak.plans_range or ((min(orders), max(orders)) if len(orders) > 1 else None)
+    return replace(found, plans=plans, between=between)
 
 
 def _reserve(profile: Profile, room_bytes: int | None) -> int | None:
