@@ -1,15 +1,22 @@
-"""Hold what Megatron-LM took on eight B200, as others published it, against its own code, run untouched.
+"""Hold what Megatron-LM took on B200 and H100, as others published it, against its own code, run untouched.
 
     python -m benchmarks.published.megatron CHECKOUT [--path FOLDER] [--only 'NAME*']
+    python -m benchmarks.published.megatron CHECKOUT --goldens [--path FOLDER] [--only 'gpt/*']
 
 CHECKOUT is Megatron-LM at 23e00ed0. Beside fxmem's own dependencies it imports TransformerEngine and a few others, for
 which FOLDER is put on the path: `pip install --target FOLDER --no-deps transformer-engine==2.11.0 onnx onnxscript
-onnx_ir ml_dtypes nvdlfw_inspect six einops pybind11`. TransformerEngine's kernels are not needed. Megatron compiles its
-data helper itself where there is a C++ compiler.
+onnx_ir ml_dtypes nvdlfw_inspect six einops pybind11 tensorboard protobuf absl-py`. TransformerEngine's kernels are not
+needed. Megatron compiles its data helper itself where there is a C++ compiler.
 
 Rows and flags are in `megatron.toml`. Each rank that may be the largest is analysed in a process of its own. Writes
 `benchmarks/results/megatron-DATE.md`; rows that ran before on the same day stay unless they are run again. Exit code 1
 if a row is off by more than 0.5 %.
+
+With `--goldens`, the cases are Megatron-LM's own functional tests: script, flags and variables are those of the
+checkout's `model_config.yaml`, and the bytes those that Megatron itself logs on its last rank for TensorBoard, on the
+card and under `fxmem run`. Only what no one else has is replaced: the data and the vocabularies, by made-up ones of the
+same names and sizes (`megatron_data.py`), and Nemotron's tokenizer, by Megatron's `NullTokenizer` of as many tokens.
+What is off by more than 0.5 % is explained in the table's `[goldens.causes]`. Writes `megatron-goldens-DATE.md`.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ import datetime
 import fnmatch
 import os
 import resource
+import string
 import subprocess
 import sys
 import tempfile
@@ -27,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import yaml
 
 from benchmarks import RESULTS
 from fxmem.memory.report_reader import load_report
@@ -34,6 +43,14 @@ from fxmem.memory.report_reader import load_report
 ROWS: Final = Path(__file__).with_name("megatron.toml")
 ROOT: Final = Path(__file__).parents[2]
 MOST_OFF: Final = 0.005
+STEPS: Final = 3
+_TAGS: Final = ("mem-max-allocated-bytes", "mem-allocated-bytes")
+_GPT2: Final = 50257
+_NEMOTRON: Final = 256000
+"""Tokens of the vocabularies, with that for the end."""
+_OF_DATA: Final = set("--data-path --data-cache-path --vocab-file --merge-file --tokenizer-type --tokenizer-model".split())
+_TOKENS: Final = {"bert": "my-bert_00_text_sentence", "t5": "my-t5_00_text_document"}
+"""Models whose data sets have no mock."""
 _DIMENSIONS: Final = ("tensor", "pipeline", "context", "expert")
 
 
@@ -54,19 +71,97 @@ def make_flags(table: dict[str, Any], row: dict[str, Any]) -> list[str]:
     return flags
 
 
+def run(options: list[str], program: list[str], checkout: Path, path: str, variables: dict[str, str]) -> None:
+    """Run a script of the checkout under `fxmem run`.
+
+    Raises:
+        SystemExit: it came to no report.
+    """
+    paths = [str(ROOT), str(checkout), *filter(None, [path, os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+    command = [sys.executable, "-m", "fxmem", "run", *options, *program]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    report = Path(options[options.index("--json") + 1])
+    if not report.exists():
+        raise SystemExit(f"{' '.join(command)}: {done.stdout[-500:]}\n{done.stderr[-2000:]}")
+
+
 def analyse(table: dict[str, Any], row: dict[str, Any], rank: int, checkout: Path, path: str) -> int:
     """Bytes that a rank allocates at its peak."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "rank.json"
         options = ["--target", table["target"], "--ranks", str(row.get("ranks", table["ranks"])), "--rank", str(rank)]
         options += ["--steps", "2", "--compile", "as-is", "--json", str(report)]
-        command = [sys.executable, "-m", "fxmem", "run", *options, "pretrain_gpt.py", *make_flags(table, row)]
-        paths = [str(ROOT), str(checkout), *filter(None, [path, os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
-        if not report.exists():
-            raise SystemExit(f"{row['name']}, rank {rank}: {done.stdout[-500:]}\n{done.stderr[-2000:]}")
+        program = ["pretrain_gpt.py", *make_flags(table, row)]
+        run(options, program, checkout, path, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
         return load_report(report).peak.allocated_bytes or 0
+
+
+def read_flags(case: str, config: dict[str, Any], values: dict[str, str]) -> list[str]:
+    """The arguments of a case, as `_run_training.sh` makes them of its `model_config.yaml`."""
+    made = case.split("/")[0] in _TOKENS
+    flags = ["--num-workers", "0"]
+    if not made:
+        tokens = _NEMOTRON if "--tokenizer-model" in config["MODEL_ARGS"] else _GPT2
+        flags += ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", str(tokens - 1)]
+    for name, value in config["MODEL_ARGS"].items():
+        if made or name not in _OF_DATA or config["MODEL_ARGS"].get("--mock-data"):
+            flags += [name] if value is True else [name, string.Template(str(value)).safe_substitute(values)]
+    return flags
+
+
+def read_golden(table: dict[str, Any], case: str, work: Path, checkout: Path, path: str) -> list[float]:
+    """What Megatron logs of a case: most and present bytes of the first iteration and of the last."""
+    sys.path.append(path)
+    from tensorboard.backend.event_processing import event_accumulator
+
+    ranks = table["more_ranks"].get(case, table["ranks"])
+    file = checkout / "tests" / "functional_tests" / "test_cases" / case / "model_config.yaml"
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    model = case.split("/")[0]
+    folder, data = work / case, work / "data"
+    values = {f"CHECKPOINT_{each}_PATH": str(folder / each.lower()) for each in ("SAVE", "LOAD")}
+    values |= {"DATA_PATH": str(data), "DATA_CACHE_PATH": str(folder / "cache"), "TENSORBOARD_PATH": str(folder)}
+    values |= {"DATA_BLEND": str(data / _TOKENS.get(model, "")), "WANDB_EXPERIMENT": "none"}
+    options = ["--target", table["target"], "--torch", table["torch"], "--ranks", str(ranks), "--rank", str(ranks - 1)]
+    options += ["--steps", str(STEPS), "--write", "--json", str(folder / "rank.json")]
+    program = [f"pretrain_{model if model in _TOKENS else 'gpt'}.py", *read_flags(case, config, values)]
+    folder.mkdir(parents=True)
+    run(options, program, checkout, path, {name: str(value) for name, value in config["ENV_VARS"].items()})
+    log = event_accumulator.EventAccumulator(str(folder))
+    log.Reload()
+    found = [[event.value for event in log.Scalars(tag)] for tag in _TAGS]
+    return [values[end] for values in found for end in (0, -1)]
+
+
+def _lines_before(title: str) -> tuple[Path, dict[str, str]]:
+    """Today's page, and its rows by their cases."""
+    file = RESULTS / f"{title}-{datetime.date.today():%Y-%m-%d}.md"
+    before = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return file, {line.split(" | ")[0].removeprefix("| "): line for line in before if line.startswith("| ")}
+
+
+def hold_goldens(given: argparse.Namespace, table: dict[str, Any]) -> float:
+    """Run the functional tests' cases, print and write their table; the largest error."""
+    checkout = given.checkout.resolve()
+    file, lines = _lines_before("megatron-goldens")
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as made:
+        work = given.work or Path(made)
+        data = work / "data"
+        make = [sys.executable, "-m", "benchmarks.published.megatron_data", str(data)]
+        where = os.pathsep.join([str(ROOT), str(checkout)])
+        if not data.exists():
+            subprocess.run(make, cwd=checkout, env={**os.environ, "PYTHONPATH": where}, check=True, capture_output=True)
+        for case, published in table["cases"].items():
+            if not fnmatch.fnmatch(case, given.only):
+                continue
+            predicted = read_golden(table, case, work, checkout, given.path)
+            errors = [ours / theirs - 1 for ours, theirs in zip(predicted, published, strict=True)]
+            worst = max(worst, *map(abs, errors))
+            lines[case] = f"| {case} | {' | '.join(f'{each:+.2%}' for each in errors)} |"
+            print(lines[case], STEPS, predicted, [round(ours - theirs) for ours, theirs in zip(predicted, published, strict=True)], flush=True)
+    return worst
 
 
 def main() -> None:
@@ -74,12 +169,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="Megatron-LM at 23e00ed0")
     parser.add_argument("--path", default="", help="folder with TransformerEngine 2.11.0")
+    parser.add_argument("--goldens", action="store_true", help="the functional tests' cases instead")
+    parser.add_argument("--work", type=Path, help="with --goldens: where reports and logs stay")
     parser.add_argument("--only", default="*", help="pattern of the rows' names")
     given = parser.parse_args()
     table = tomllib.loads(ROWS.read_text(encoding="utf-8"))
-    file = RESULTS / f"megatron-{datetime.date.today():%Y-%m-%d}.md"
-    before = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    lines = {line.split(" | ")[0].removeprefix("| "): line for line in before if line.startswith("| ")}
+    if given.goldens:
+        sys.exit(hold_goldens(given, table["goldens"]) > MOST_OFF)
+    file, lines = _lines_before("megatron")
     worst = 0.0
     for row in table["rows"]:
         if not fnmatch.fnmatch(row["name"], given.only):
