@@ -124,7 +124,7 @@ def read_golden(table: dict[str, Any], case: str, work: Path, checkout: Path, pa
     values |= {"DATA_PATH": str(data), "DATA_CACHE_PATH": str(folder / "cache"), "TENSORBOARD_PATH": str(folder)}
     values |= {"DATA_BLEND": str(data / _TOKENS.get(model, "")), "WANDB_EXPERIMENT": "none"}
     options = ["--target", table["target"], "--torch", table["torch"], "--ranks", str(ranks), "--rank", str(ranks - 1)]
-    options += ["--steps", str(STEPS), "--write", "--json", str(folder / "rank.json")]
+    options += ["--steps", str(STEPS), "--compile", "as-is", "--write", "--json", str(folder / "rank.json")]
     program = [f"pretrain_{model if model in _TOKENS else 'gpt'}.py", *read_flags(case, config, values)]
     folder.mkdir(parents=True)
     run(options, program, checkout, path, {name: str(value) for name, value in config["ENV_VARS"].items()})
@@ -160,7 +160,7 @@ def hold_goldens(given: argparse.Namespace, table: dict[str, Any]) -> float:
             errors = [ours / theirs - 1 for ours, theirs in zip(predicted, published, strict=True)]
             worst = max(worst, *map(abs, errors))
             lines[case] = f"| {case} | {' | '.join(f'{each:+.2%}' for each in errors)} |"
-            print(lines[case], STEPS, predicted, [round(ours - theirs) for ours, theirs in zip(predicted, published, strict=True)], flush=True)
+            print(lines[case], predicted, [round(ours - theirs) for ours, theirs in zip(predicted, published, strict=True)], flush=True)
     return worst
 
 
