@@ -216,7 +216,7 @@ def _write_goldens(file: Path, table: dict[str, Any], lines: dict[str, str]) -> 
                 "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
                 *ran.values(),
                 "",
-                "## Why others are off, or did not run",
+                "## Why some are off, or did not run",
                 "",
                 *(f"- `{pattern}`: {' '.join(cause.split())}" for pattern, cause in table["causes"].items()),
                 "",
