@@ -10,6 +10,7 @@ import ast
 import functools
 import itertools
 import linecache
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -31,6 +32,7 @@ _MAKERS: Final = frozenset("OrderedDict defaultdict deque dict list set tuple".s
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _OF_NAMES: Final = frozenset(["derives", "detaches", "rebinds"])
 """What is done to one of the names of something alone."""
+_WORD: Final = re.compile(r"\w+")
 _PASSES: Final = 3
 """Functions that something is handed on through, from one to the next."""
 
@@ -95,7 +97,8 @@ def find_limits(names: Collection[Named], owners: Collection[str], sources: Sour
         owners: what the program calls what has it, which tells `meter.values` from `other.values`.
         sources: the program's.
     """
-    return [use.limit for use, is_sure in _find_meant(names, sources, owners) if is_sure and use.limit is not None]
+    meant = _find_meant(frozenset(names), sources, frozenset(owners))
+    return [use.limit for use, is_sure in meant if is_sure and use.limit is not None]
 
 
 def has_limits(name: str, sources: Sources) -> bool:
@@ -123,7 +126,7 @@ def is_unbounded(
         is_graph: whether its graph is meant, which whatever is made of it makes longer.
         counters: of each loop around the steps, the variables that have another value in each pass.
     """
-    uses = [use for use, _ in _find_meant(names, sources)]
+    uses = [use for use, _ in _find_meant(frozenset(names), sources)]
     keys = [{(use.callee, each) for each in use.keys} for use in uses if use.does == "writes"]
     is_counted = bool(counters) and all(not own.isdisjoint(each) for own in keys for each in counters)
     found = {"adds" if use.does == "writes" and is_counted else use.does for use in uses}
@@ -132,7 +135,10 @@ def is_unbounded(
     return bool(adding) and found.isdisjoint(bars)
 
 
-def _find_meant(names: Collection[Named], sources: Sources, owners: Collection[str] = ()) -> list[tuple[Use, bool]]:
+@functools.lru_cache(maxsize=4096)  # a program asks the same of each layer's
+def _find_meant(
+    names: frozenset[Named], sources: Sources, owners: frozenset[str] = frozenset()
+) -> list[tuple[Use, bool]]:
     """The places that may mean what has these names, and whether they surely do.
 
     Functions and classes that are given it have it as their argument. Of what nobody knows whose it is, a file means
@@ -203,7 +209,13 @@ class Sources:
         return self._arguments[callee, argument]
 
     def _find_code(self, word: str) -> Iterator[tuple[str, _Code]]:
-        return ((file, find_uses(text)) for file, text in self._texts.items() if word in text)
+        return ((file, find_uses(text)) for file, text in self._texts.items() if word in _find_words(text))
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_words(text: str) -> frozenset[str]:
+    """Its words: a big program asks for thousands, each of all files."""
+    return frozenset(_WORD.findall(text))
 
 
 _index: Final = functools.lru_cache(maxsize=4)(Sources)

@@ -185,6 +185,17 @@ def test_norms_of_apex_keep_statistics_in_float32() -> None:
     assert len(kernels["rms_forward_affine"].run(x, (8,), weight, 1e-5)) == 2
 
 
+@pytest.mark.parametrize(("name", "in_place"), [("masked", False), ("upper-triang-masked", True)])
+def test_softmax_of_apex_is_written_over_its_gradient_where_the_mask_is_causal(name: str, in_place: bool) -> None:
+    kernels = PACKAGES.get(f"scaled-{name}-softmax-cuda").kernels
+    scores = torch.empty(2, 3, 16, 16, dtype=torch.bfloat16)
+    kept = kernels["forward"].run(scores, *([] if in_place else [None]), 1.0)
+    assert (kept.shape, kept.dtype) == (scores.shape, scores.dtype)
+    assert (kernels["backward"].run(scores, kept, 1.0) is scores) == in_place
+    if not in_place:
+        assert [kernels["get_batch_per_block"].run(4, keys, 2, 3) for keys in (128, 132)] == [8, 4]
+
+
 # --- FlashAttention-2 -------------------------------------------------------------------------------------------------
 
 
