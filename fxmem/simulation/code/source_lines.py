@@ -227,10 +227,10 @@ def variables(frame: types.FrameType) -> dict[str, Any]:
     before = _last_locals(frame)
     kept = frame.f_locals
     found = dict(kept)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict:
-        if before or sys.getrefcount(kept) <= _KEPT_BY_FRAME:
-            kept.clear()
-            kept.update(before)
+    is_kept = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict
+    if is_kept and (before or sys.getrefcount(kept) <= _KEPT_BY_FRAME):
+        kept.clear()
+        kept.update(before)
     return found
 
 
