@@ -222,13 +222,34 @@ def variables(frame: types.FrameType) -> dict[str, Any]:
     """The local variables of a frame, in a dictionary of the caller's.
 
     Up to Python 3.12 a frame keeps the one that `f_locals` answers with, and with it what the program has dropped since
-    then. It is emptied, unless the program itself has it from `locals()`.
+    then. It is left as the program's last `locals()` made it: emptied, where there was none.
     """
+    before = _last_locals(frame)
     kept = frame.f_locals
     found = dict(kept)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict and sys.getrefcount(kept) <= _KEPT_BY_FRAME:
+    is_kept = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict
+    if is_kept and (before or sys.getrefcount(kept) <= _KEPT_BY_FRAME):
         kept.clear()
+        kept.update(before)
     return found
+
+
+def _last_locals(frame: types.FrameType) -> dict[str, Any]:
+    """What a frame keeps of its last `locals()`, where it may have called that: `f_locals` would write over it.
+
+    In CPython, `frame->f_frame->f_locals` of `PyFrameObject` and `_PyInterpreterFrame` (pycore_frame.h).
+    """
+    place = _PLACE_OF_LOCALS.get(sys.version_info[:2])
+    if place is None or "locals" not in frame.f_code.co_names:
+        return {}
+    inner = ctypes.c_void_p.from_address(id(frame) + 3 * _POINTER).value or 0
+    kept = ctypes.c_void_p.from_address(inner + place * _POINTER)
+    return dict(ctypes.cast(kept, ctypes.py_object).value) if kept.value else {}
+
+
+_POINTER: Final = ctypes.sizeof(ctypes.c_void_p)
+_PLACE_OF_LOCALS: Final = {(3, 11): 3, (3, 12): 5}
+"""The pointers before it."""
 
 
 @functools.cache

@@ -1076,6 +1076,23 @@ def test_what_a_function_drops_is_freed_although_its_module_was_named() -> None:
         train(Mlp().cuda())
 
 
+def test_what_a_programs_own_locals_keeps_stays_although_its_variables_are_looked_at() -> None:
+    def train(model: nn.Module) -> None:
+        nn.functional.linear(torch.ones(1, 256, device="cuda"), torch.ones(256, 256, device="cuda"))
+        batch = torch.randn(1 << 20, 1, device="cuda")
+        locals()
+        before = torch.cuda.memory_allocated()
+        del batch
+        model(torch.randn(1, 256, device="cuda"))  # its name is looked for among these variables
+        kept = 4 << 20 if sys.version_info < (3, 13) else 0  # there each `locals()` is a copy (PEP 667)
+        assert torch.cuda.memory_allocated() == before - (4 << 20) + kept
+        locals()
+        assert torch.cuda.memory_allocated() == before - (4 << 20)
+
+    with fxmem.record("h100"):
+        train(Mlp().cuda())
+
+
 def test_a_model_that_the_program_drops_is_freed_and_its_calls_keep_their_names() -> None:
     def train() -> None:
         model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda()
