@@ -139,7 +139,8 @@ def test_passes_that_would_take_long_are_made_by_arithmetic() -> None:
 @pytest.mark.parametrize("kind", ["flushed", "window", "emptied"])
 def test_what_a_loop_lets_go_of_again_does_not_fill_the_card(kind: str) -> None:
     """All that it ever keeps is seen where its code says when it lets go; else that it goes on is not claimed."""
-    short, whole = run(kind, 10_000_000, seconds=0.5), run(kind, 300, whole=True)
+    # Of what is never seen to end the passes are cut by time; the others run to the end of what they keep.
+    short, whole = run(kind, 10_000_000, seconds=0.5 if kind == "emptied" else 600), run(kind, 300, whole=True)
     each = found(short)
     assert short.peak.fits
     assert short.shortage == ""
