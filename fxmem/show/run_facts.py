@@ -112,21 +112,25 @@ def later_facts(program: ProgramRun) -> Facts:
     """A line for each place that was brought forward, and for each that calls a model or saves and has not run: the
     verdict does not know what it takes."""
     ran = [_describe_taken(each) for each in program.schedules if each.ran]
-    lines = [
-        f"{each.calls or each.saves} {'calls a model' if each.calls else 'saves'} and did not run: "
-        + (
-            f"it comes after the steps, at {each.place}; --until end runs it"
-            if each.every is None
-            else f"{each.place} does it every {each.every:,} steps; --steps {each.every + 2} runs it"
-            if not each.counter
-            else f"{each.place} does it every {each.every:,} of `{each.counter}`, which does not count steps; --until "
-            "end runs it"
-        )
-        for each in program.schedules
-        if (each.calls or each.saves) and not each.ran
-    ]
-    found = [Fact("" if index else "Later", line) for index, line in enumerate(ran)]
-    return make_printable([*found, *(Fact("" if index else "Not run", line) for index, line in enumerate(lines))])
+    left = [_describe_left(each) for each in program.schedules if (each.calls or each.saves) and not each.ran]
+    return make_printable([*_list_facts("Later", ran), *_list_facts("Not run", left)])
+
+
+def _list_facts(label: str, lines: Sequence[str]) -> Facts:
+    """A fact for each line, of which the first has the label."""
+    return [Fact("" if index else label, line) for index, line in enumerate(lines)]
+
+
+def _describe_left(of: Schedule) -> str:
+    """What did not run, where it is done, and how it is run."""
+    if of.every is None:
+        where = f"it comes after the steps, at {of.place}; --until end runs it"
+    elif of.counter:
+        counted = f"{of.every:,} of `{of.counter}`, which does not count steps"
+        where = f"{of.place} does it every {counted}; --until end runs it"
+    else:
+        where = f"{of.place} does it every {of.every:,} steps; --steps {of.every + 2} runs it"
+    return f"{of.calls or of.saves} {'calls a model' if of.calls else 'saves'} and did not run: {where}"
 
 
 def _describe_taken(of: Schedule) -> str:
@@ -395,12 +399,9 @@ def _part_facts(program: ProgramRun) -> Facts:
     found = next((each for each in rounds if each[0] == program.shown), rounds[-1] if rounds else None)
     if found is None:
         return []
-    lines = _describe_parts([*_parts_shown(found[1])])
+    parts = [*_parts_shown(found[1])]
     which = f"step {found[0]}{'' if found[0] == program.shown else ', which the table is not of'}"
-    return [
-        Fact("" if index else "Phases", line)
-        for index, line in enumerate([f"of {which}, each with its own peak", *lines])
-    ]
+    return _list_facts("Phases", [f"of {which}, each with its own peak", *_describe_parts(parts)])
 
 
 def _parts_shown(of: Round) -> Iterator[PartOfRound]:
@@ -511,8 +512,7 @@ def equal_rounds(program: ProgramRun) -> list[EqualRounds]:
                 label = "Afterwards"
             rounds = [each for _, each in span]
             are_equal = all(each == rounds[0] for each in rounds)
-            most = rounds[0] if are_equal else _find_most(rounds)
-            found.append(EqualRounds(label, most, first <= program.shown <= last, are_equal))
+            found.append(EqualRounds(label, _find_most(rounds), first <= program.shown <= last, are_equal))
     return found
 
 

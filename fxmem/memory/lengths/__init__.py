@@ -1,7 +1,6 @@
 """Steps whose sizes are functions of the lengths of their batches: proved from a few recorded ones, then replayed."""
 
 from fxmem.memory.lengths.forms import Features as Features
-from fxmem.memory.lengths.forms import Form as Form
 from fxmem.memory.lengths.forms import Lengths as Lengths
 from fxmem.memory.lengths.forms import find_form as find_form
 from fxmem.memory.lengths.profile_forms import POWERS as POWERS

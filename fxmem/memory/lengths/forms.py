@@ -153,10 +153,6 @@ class Lengths:
         flat = [*itertools.chain.from_iterable(batch)] if self.is_like(batch) else []
         return bool(flat) and all(n == self._fixed.get(at, flat[at]) for n, at in zip(flat, self._same, strict=True))
 
-    def features_of(self, batch: tuple[tuple[int, ...], ...]) -> Features:
-        """The lengths of one batch."""
-        return self.features([batch])
-
     def features(self, batches: Sequence[tuple[tuple[int, ...], ...]]) -> Features:
         """The lengths of a step of so many batches."""
         flat = [[*itertools.chain.from_iterable(each)] for each in batches]

@@ -87,7 +87,7 @@ class StepForms:
 
     def _make_plan(self) -> Iterator[tuple[Any, ...]]:
         """The acts of a step, each size by the number of its form."""
-        for same in zip(*(self._rounds[number].alike for number in self.models), strict=True):
+        for same in zip(*(_without_holds(self._rounds[number]) for number in self.models), strict=True):
             act = same[0]
             if not isinstance(act, _Run):
                 yield (act,)
@@ -120,7 +120,7 @@ class StepForms:
         self._ask_for(act for features in steps for act in self._fill(features))
 
     def _make_step(self, features: Features) -> list[BlockRequest]:
-        return [*self._write(_Round([*self._fill(features)], [], 0))]
+        return [*self._write([*self._fill(features)])]
 
     def _fill(self, features: Features) -> Iterator[Any]:
         at = [form.at(features) for form in self._forms]
@@ -143,11 +143,11 @@ class StepForms:
         if missing := missing - self._asked.keys():
             self._asked.update(self._ask([*missing]))
 
-    def _write(self, round_: _Round) -> Iterator[BlockRequest]:
+    def _write(self, acts: _Acts) -> Iterator[BlockRequest]:
         """The requests of acts."""
-        self._ask_for(round_.acts)
+        self._ask_for(acts)
         slot = 0
-        for act in round_.acts:
+        for act in acts:
             if isinstance(act, _Run):
                 hidden = None if act.hidden is None else act.hidden.fill_workspaces(self._asked)
                 for number, nbytes in expand(len(act.nbytes), hidden):
@@ -183,19 +183,14 @@ class _Gone(NamedTuple):
     slot: int
 
 
-class _Round(NamedTuple):
-    """A recorded step, its storages by their places."""
-
-    acts: list[_Run | _Gone | Hold | Empty]
-    alike: list[_Run | _Gone | Empty]
-    """Without what is allocated once."""
-    number: int
+_Acts = list[_Run | _Gone | Hold | Empty]
+"""Those of a step, its storages by their places."""
 
 
-def _number(recorded: Iterable[Sequence[Act]]) -> Iterator[_Round]:
+def _number(recorded: Iterable[Sequence[Act]]) -> Iterator[_Acts]:
     born: dict[int, tuple[int, int]] = {}
     for number, acts in enumerate(recorded):
-        found: list[_Run | _Gone | Hold | Empty] = []
+        found: _Acts = []
         slot = 0
         for act in acts:
             if isinstance(act, RunKernel):
@@ -209,13 +204,19 @@ def _number(recorded: Iterable[Sequence[Act]]) -> Iterator[_Round]:
                     found.append(_Gone(number - when, place))
             else:
                 found.append(act)
-        yield _Round(found, [each for each in found if not isinstance(each, Hold)], number)
+        yield found
 
 
-def _outline(round_: _Round) -> Any:
+def _without_holds(acts: _Acts) -> Iterator[_Run | _Gone | Empty]:
+    """Those of a step without what is allocated once."""
+    return (each for each in acts if not isinstance(each, Hold))
+
+
+def _outline(acts: _Acts) -> Any:
     """All of a step but its sizes."""
+    alike = _without_holds(acts)
     return tuple(
-        (len(act.nbytes), act.stream, _outline_hidden(act)) if isinstance(act, _Run) else act for act in round_.alike
+        (len(each.nbytes), each.stream, _outline_hidden(each)) if isinstance(each, _Run) else each for each in alike
     )
 
 
@@ -316,33 +317,29 @@ def replay_lengths(
     peaks: list[tuple[int, int, int]] = []
     done = 0
 
-    def run(number: int, requests: list[BlockRequest]) -> None:
-        malloc, free, base = allocator.malloc, allocator.free, number * _SLOTS
-        for nbytes, age, slot, stream in requests:
-            key = slot if slot < 0 else base - age * _SLOTS + slot
-            if nbytes >= 0:
-                address = malloc(nbytes, stream)
-                if slot != HELD:
-                    addresses[key] = address
-            elif nbytes == -1:
-                free(addresses.pop(key, 0))
-            else:
-                allocator.empty_cache()
-        requested, allocated, _, reserved, *_ = allocator.stats()
-        peaks.append((requested.peak, allocated.peak, reserved.peak))
-        allocator.reset_peak_stats()
-
-    is_full = False
-    first = forms.recorded()[: None if recorded is None else recorded + 1]
-    try:
-        for number, requests in enumerate(first):
-            run(number, requests)
-            done += len(requests)
-        for number, features in enumerate(steps, len(first)):
+    def list_steps() -> Iterator[list[BlockRequest]]:
+        yield from forms.recorded()[: None if recorded is None else recorded + 1]
+        for features in steps:
             if most_requests is not None and done >= most_requests:
-                break
-            requests = forms.step(features)
-            run(number, requests)
+                return
+            yield forms.step(features)
+
+    malloc, free, is_full = allocator.malloc, allocator.free, False
+    try:
+        for number, requests in enumerate(list_steps()):
+            for nbytes, age, slot, stream in requests:
+                key = slot if slot < 0 else (number - age) * _SLOTS + slot
+                if nbytes >= 0:
+                    address = malloc(nbytes, stream)
+                    if slot != HELD:
+                        addresses[key] = address
+                elif nbytes == -1:
+                    free(addresses.pop(key, 0))
+                else:
+                    allocator.empty_cache()
+            stats = allocator.stats()
+            peaks.append((stats.requested_bytes.peak, stats.allocated_bytes.peak, stats.reserved_bytes.peak))
+            allocator.reset_peak_stats()
             done += len(requests)
     except OutOfMemory:
         is_full = True

@@ -136,9 +136,7 @@ class RoundRule:
             return
         self.optimizers.add(optimizer)
         self._stepped[id(optimizer)] += 1
-        if self._is_marked:
-            return
-        if not self._find_waiting() or self._stepped[id(optimizer)] > _AGAIN:
+        if not self._is_marked and (not self._find_waiting() or self._stepped[id(optimizer)] > _AGAIN):
             self._finish_round()
 
     def _find_waiting(self) -> list[torch.optim.Optimizer]:

@@ -69,20 +69,27 @@ def _find_line(frame: types.FrameType | None) -> SourceLine | None:
 
 def _own_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The innermost of a frame of the user's and its callers in no installed package; None where all are."""
-    while frame is not None and _is_installed(frame.f_code.co_filename):
-        frame = user_frame(frame.f_back)
-    return frame
+    return next((each for each in user_frames(frame) if not _is_installed(each.f_code.co_filename)), None)
 
 
 def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The innermost of a frame and its callers that is the user's own code; None where none is."""
-    while frame is not None:
-        if frame.f_code.co_filename in _STARTERS:
-            return None
+    return next(user_frames(frame), None)
+
+
+def user_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """Those of a frame and its callers that are the user's own code, the innermost first."""
+    while frame is not None and frame.f_code.co_filename not in _STARTERS:
         if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-            return frame
+            yield frame
         frame = frame.f_back
-    return None
+
+
+def callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """A frame and all its callers, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def program_place(frame: types.FrameType | None) -> str:
@@ -101,9 +108,8 @@ def program_place(frame: types.FrameType | None) -> str:
 def called_place(frame: types.FrameType | None) -> str:
     """As `program_place`, within what backward calls, a hook or the backward of a Function; empty outside of these."""
     while frame is not None and frame.f_code.co_filename != _ENGINE:
-        file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS) and not _is_installed(file):
-            return f"{package_path(file)}:{frame.f_lineno}"
+        if is_own_file(frame.f_code.co_filename):
+            return f"{package_path(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
@@ -129,10 +135,7 @@ def program_frames(frame: types.FrameType | None) -> tuple[list[types.FrameType]
 
     torch's and ours are neither. Of a program that is itself installed, all are libraries'.
     """
-    found: list[types.FrameType] = []
-    while (frame := user_frame(frame)) is not None:
-        found.append(frame)
-        frame = frame.f_back
+    found = [*user_frames(frame)]
     own = [each for each in found if not _is_installed(each.f_code.co_filename)]
     last = found.index(own[-1]) if own else len(found)
     return own, [each for each in found[:last] if _is_installed(each.f_code.co_filename)]
@@ -152,12 +155,10 @@ def exact_types_place(frame: types.FrameType | None) -> str:
 
     Only files of a frame and its callers are read; empty where none does.
     """
-    own = user_frame(frame)
-    while own is not None:
-        file = own.f_code.co_filename
+    for each in user_frames(frame):
+        file = each.f_code.co_filename
         if not _is_installed(file) and (line := _exact_types_line(file)):
             return f"{package_path(file)}:{line}"
-        own = user_frame(own.f_back)
     return ""
 
 
@@ -188,12 +189,16 @@ def walk_error(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
 
 def error_place(error: BaseException) -> str:
     """Find `file:line` of the program's own code that an error came from."""
-    places = [""]
+    places = [each.place for each in _error_lines(error) if not _is_installed(each.file)]
+    return places[-1] if places else ""
+
+
+def _error_lines(error: BaseException) -> Iterator[SourceLine]:
+    """The user's lines (neither torch's nor ours) that an error came through, the innermost last."""
     for frame, line in walk_error(error):
-        file = frame.f_code.co_filename
-        if not file.startswith((*_NOT_THE_USERS, "<")) and not _is_installed(file):
-            places.append(f"{package_path(file)}:{line}")
-    return places[-1]
+        code = frame.f_code
+        if not code.co_filename.startswith((*_NOT_THE_USERS, "<")):
+            yield user_line(code.co_filename, line, code.co_name)
 
 
 @functools.cache
@@ -211,11 +216,8 @@ def checking_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The innermost of a frame and its callers that may check a tensor's values: the user's code, or the functions,
     layers and distributions that torch itself writes in Python."""
     own = user_frame(frame)
-    while frame is not own and frame is not None:
-        if frame.f_code.co_filename.startswith(_CHECKING):
-            return frame
-        frame = frame.f_back
-    return own
+    within = (each for each in callers(frame) if each is own or each.f_code.co_filename.startswith(_CHECKING))
+    return next(within, None)
 
 
 def variables(frame: types.FrameType) -> dict[str, Any]:
@@ -284,18 +286,14 @@ _KEPT_BY_FRAME = 3
 
 def optimizer_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The frame of an optimizer's own method that asks: the innermost outside fxmem. None for another."""
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_AN_OPTIMIZERS):
-        frame = frame.f_back
-    return frame if frame is not None and isinstance(variables(frame).get("self"), torch.optim.Optimizer) else None
+    found = next((each for each in callers(frame) if not each.f_code.co_filename.startswith(_NOT_AN_OPTIMIZERS)), None)
+    return found if found is not None and isinstance(variables(found).get("self"), torch.optim.Optimizer) else None
 
 
 def is_stepping(frame: types.FrameType | None) -> bool:
     """Whether a frame runs within an optimizer's step, which may itself be within backward."""
-    while frame is not None:
-        if frame.f_code.co_name == "step" and isinstance(variables(frame).get("self"), torch.optim.Optimizer):
-            return True
-        frame = frame.f_back
-    return False
+    steps = (each for each in callers(frame) if each.f_code.co_name == "step")
+    return any(isinstance(variables(each).get("self"), torch.optim.Optimizer) for each in steps)
 
 
 @functools.lru_cache(100_000)
@@ -311,20 +309,10 @@ def forget_lines(file: str) -> None:
     _exact_types_line.cache_clear()
 
 
-def innermost_user_line(error: BaseException) -> SourceLine | None:
-    """Where in the user's own code (neither torch's nor ours) an error came from."""
-    found = None
-    for frame, line in walk_error(error):
-        code = frame.f_code
-        if not code.co_filename.startswith((*_NOT_THE_USERS, "<")):
-            found = user_line(code.co_filename, line, code.co_name)
-    return found
-
-
 def describe_place(error: BaseException) -> str:
-    """`innermost_user_line` in words, for the end of a sentence; empty for none."""
-    where = innermost_user_line(error)
-    return "" if where is None else f" at {where.file}:{where.line} in {where.function}: `{where.code}`"
+    """The user's innermost line that an error came from, for the end of a sentence; empty for none."""
+    lines = [*_error_lines(error)]
+    return f" at {lines[-1].file}:{lines[-1].line} in {lines[-1].function}: `{lines[-1].code}`" if lines else ""
 
 
 def last_name(node: ast.AST) -> str:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import linecache
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -181,32 +181,28 @@ class Sources:
 
     def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
         self._texts = dict(texts)
-        self._uses: dict[str, Mapping[str, Sequence[Use]]] = {}
-        self._arguments: dict[tuple[str, int | str], Collection[Named]] = {}
-
-    def uses(self, name: str) -> Mapping[str, Sequence[Use]]:
+        self.uses = functools.cache(self._find_uses)
         """What the files do with what they call so, by file."""
-        if name not in self._uses:
-            found = ((file, code.uses.get(name)) for file, code in self._find_code(name))
-            self._uses[name] = {file: uses for file, uses in found if uses}
-        return self._uses[name]
+        self.find_arguments = functools.cache(self._find_arguments)
+        """What functions of this name call an argument that they are given, if they are the program's."""
+
+    def _find_uses(self, name: str) -> Mapping[str, Sequence[Use]]:
+        found = ((file, code.uses.get(name)) for file, code in self._find_code(name))
+        return {file: uses for file, uses in found if uses}
 
     def is_local(self, named: Named) -> bool:
         """Whether something is a variable of a function."""
         return named.scope in find_uses(self._texts.get(named.file, "")).functions
 
-    def find_arguments(self, callee: str, argument: int | str) -> Collection[Named]:
-        """What functions of this name call an argument that they are given, if they are the program's."""
-        if (callee, argument) not in self._arguments:
-            found = set[Named]()
-            for file, code in self._find_code(callee):
-                for arguments, named in code.arguments.get(callee, ()):
-                    name = argument
-                    if isinstance(name, int):
-                        name = arguments[name] if name < len(arguments) else ""
-                    found |= {each._replace(file=file) for each in named.get(name, ())}
-            self._arguments[callee, argument] = found
-        return self._arguments[callee, argument]
+    def _find_arguments(self, callee: str, argument: int | str) -> Collection[Named]:
+        found = set[Named]()
+        for file, code in self._find_code(callee):
+            for arguments, named in code.arguments.get(callee, ()):
+                name = argument
+                if isinstance(name, int):
+                    name = arguments[name] if name < len(arguments) else ""
+                found |= {each._replace(file=file) for each in named.get(name, ())}
+        return found
 
     def _find_code(self, word: str) -> Iterator[tuple[str, _Code]]:
         return ((file, find_uses(text)) for file, text in self._texts.items() if word in _find_words(text))
@@ -234,8 +230,8 @@ def find_uses(text: str) -> _Code:
     """What a file's code does with what it keeps something in. Its tree is not kept: a program may have hundreds."""
     tree = parse(text)
     flags = _find_flags(tree)
-    uses: dict[str, list[Use]] = {}
-    arguments: dict[str, list[Any]] = {}
+    uses = defaultdict[str, list[Use]](list)
+    arguments = defaultdict[str, list[Any]](list)
     functions = set[str]()
 
     def walk(node: ast.AST, scope: _Scope, inside: Inside) -> None:
@@ -249,16 +245,15 @@ def find_uses(text: str) -> _Code:
             if use.does in ("is", "writes"):
                 use = use._replace(callee=scope.name)
             if name and use.does:
-                uses.setdefault(name, []).append(
-                    use._replace(scope=own, of_class=of_class and of_class.name, owner=owner)
-                )
+                uses[name].append(use._replace(scope=own, of_class=of_class and of_class.name, owner=owner))
         inner, inside = scope, enter(node, inside)
         if isinstance(node, (_Function, ast.ClassDef)):
             inner = _Scope.open(node, scope)
             if isinstance(node, _Function):
                 functions.add(inner.name)
-                callee = scope.name.rpartition(".")[2] if inner.name.endswith("__init__") else inner.last_name
-                arguments.setdefault(callee, []).append(_name_arguments(node, inner, scope))
+                called = scope if inner.name.endswith("__init__") else inner
+                callee = called.name.rpartition(".")[2]
+                arguments[callee].append(_name_arguments(node, inner, scope))
         for child in ast.iter_child_nodes(node):
             walk(child, inner, inside)
 
@@ -454,21 +449,20 @@ class _Scope(NamedTuple):
     others: frozenset[str]
     """Variables that have what comes from elsewhere."""
 
-    @property
-    def last_name(self) -> str:
-        return self.name.rpartition(".")[2]
+    def outwards(self) -> Iterator[_Scope]:
+        """It and those around it, the innermost first."""
+        yield self
+        if self.around is not None:
+            yield from self.around.outwards()
 
     @classmethod
     def open(cls, node: _Function | ast.ClassDef | ast.Module, around: _Scope | None) -> _Scope:
         """The scope of what is in a function, a class or a module."""
-        own, others = set[str](), set[str]()
-        for each in _within(node):
-            if isinstance(each, (ast.Global, ast.Nonlocal)):
-                own.difference_update(each.names)
-                others.difference_update(each.names)
-                continue
-            for target, is_new in _find_targets(each):
-                (own if is_new else others).add(target)
+        nodes = [*_within(node)]
+        outer = {name for each in nodes if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names}
+        targets = {(name, is_new) for each in nodes for name, is_new in _find_targets(each) if name not in outer}
+        own = {name for name, is_new in targets if is_new}
+        others = {name for name, is_new in targets if not is_new}
         if isinstance(node, _Function):
             given = node.args
             own |= {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
@@ -481,16 +475,13 @@ class _Scope(NamedTuple):
 
 
 def _within(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope without those of the scopes in it; what a `global` names comes last."""
-    waiting, last = [*ast.iter_child_nodes(node)], list[ast.AST]()
+    """The nodes of a scope without those of the scopes in it."""
+    waiting = [*ast.iter_child_nodes(node)]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, (ast.Global, ast.Nonlocal)):
-            last.append(each)
-        elif not isinstance(each, (_Function, ast.ClassDef)):
+        if not isinstance(each, (_Function, ast.ClassDef)):
             yield each
             waiting += ast.iter_child_nodes(each)
-    yield from last
 
 
 def _find_targets(node: ast.AST) -> Iterator[tuple[str, bool]]:
@@ -518,25 +509,18 @@ def _is_new(value: ast.expr) -> bool:
 
 def _find_class(node: ast.AST, scope: _Scope) -> _Scope | None:
     """The class of the `self` that has an attribute; None for others."""
-    around: _Scope | None = scope if _find_owner(node) in ("self", "cls") else None
-    while around is not None and not around.is_class:
-        around = around.around
-    return around
+    around = scope.outwards() if _find_owner(node) in ("self", "cls") else ()
+    return next((each for each in around if each.is_class), None)
 
 
 def _find_scope(node: ast.AST, scope: _Scope, of_class: _Scope | None) -> str | None:
     """The function, class or module whose own a name is; None: not known."""
     name = last_name(node)
-    around: _Scope | None = scope
     if of_class is not None or _find_owner(node):
         return of_class.name if of_class is not None and name in of_class.own else None
-    while around is not None:
-        if around is scope or not around.is_class:
-            if name in around.others:
-                return None
-            if name in around.own:
-                return around.name
-        around = around.around
+    for each in scope.outwards():
+        if (each is scope or not each.is_class) and name in (each.own | each.others):
+            return None if name in each.others else each.name
     return None
 
 

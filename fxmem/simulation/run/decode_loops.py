@@ -124,8 +124,8 @@ class DecodeLoops:
         is_compiled: bool = False,
         jumps: StepJumps | None = None,
     ) -> None:
-        self._log, self._memory, self._trace, self._maker = log, memory, trace, maker
-        self._rolling, self._fork, self._jumps = rolling, fork, jumps
+        self.log, self.memory, self.trace, self.maker = log, memory, trace, maker
+        self.fork, self.jumps, self._rolling = fork, jumps, rolling
         self._is_compiled = is_compiled
         self._depth = 0
         self._loop: _Loop | None = None
@@ -151,33 +151,29 @@ class DecodeLoops:
         self._stack.enter_context(torch_common.wrap(mixin, "_has_unfinished_sequences", self._end_step))
 
     def _generate(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._depth:
-            self._depth += 1
-            try:
-                return original(model, *args, **kwargs)
-            finally:
-                self._depth -= 1
-        self._depth, self._loop = 1, None
+        is_outer = not self._depth
+        self._depth += 1
         try:
-            with self._rolling(model):
+            with self._rolling(model) if is_outer else contextlib.nullcontext():
                 return original(model, *args, **kwargs)
         finally:
-            if self._loop is not None and self._loop.is_ahead:
-                os._exit(1)
-            self._depth, self._loop = 0, None
+            self._depth -= 1
+            if is_outer:
+                if self._loop is not None and self._loop.is_ahead:
+                    os._exit(1)
+                self._loop = None
 
     def _end_step(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         goes_on = original(model, *args, **kwargs)
-        if not goes_on or (self._memory is None and self._jumps is None) or self._depth != 1:
+        if not goes_on or (self.memory is None and self.jumps is None) or self._depth != 1:
             return goes_on
         frame = sys._getframe(2)  # beyond the wrapper's
         if self._loop is None or self._loop.frame_id != id(frame):
             place = program_place(frame)
             rollout = self.rollouts.setdefault(place, Rollout(place))
-            if self._jumps is None:
+            if self.jumps is None:
                 rollout.reason = rollout.reason or self._find_obstacle(frame, model)
-            parts = self._log, self._memory, self._trace, self._maker, self._fork, self._jumps
-            self._loop = _Loop(frame, rollout, *parts)
+            self._loop = _Loop(frame, rollout, self)
         self._loop.end_step(frame)
         return goes_on
 
@@ -205,23 +201,13 @@ class DecodeLoops:
 class _Loop:
     """One loop, from its first step to its end."""
 
-    def __init__(
-        self,
-        frame: types.FrameType,
-        rollout: Rollout,
-        log: StepLog,
-        memory: CardMemory | None,
-        trace: BlockTrace,
-        maker: torch_fakes.Maker,
-        fork: Callable[[], bool | None] | None,
-        jumps: StepJumps | None,
-    ) -> None:
+    def __init__(self, frame: types.FrameType, rollout: Rollout, of: DecodeLoops) -> None:
         self.frame_id = id(frame)
         self.is_ahead = False
         """Whether this process is the fork that looks ahead."""
-        self._fork, self._jumps = fork, jumps
-        self._compared = COMPARED if jumps is None else jumps.compared
-        self._rollout, self._log, self._memory, self._trace, self._maker = rollout, log, memory, trace, maker
+        self._log, self._memory, self._trace, self._maker = of.log, of.memory, of.trace, of.maker
+        self._rollout, self._fork, self._jumps = rollout, of.fork, of.jumps
+        self._compared = COMPARED if of.jumps is None else of.jumps.compared
         self._seen_acts = self._seen_resets = 0
         """Of the round's acts, and of the card's statistics, those before this step."""
         self._steps = LoopSteps()
@@ -232,7 +218,7 @@ class _Loop:
         self._made: EvenSteps | None = None
         """How the steps before this one were made, where they were."""
         self._first_op = 0
-        self._round = log.ops
+        self._round = self._log.ops
 
     def end_step(self, frame: types.FrameType) -> None:
         """A step is over, and another is to begin; perhaps far later ones."""
@@ -262,16 +248,11 @@ class _Loop:
 
     def _take_events(self) -> list[LoopEvent] | None:
         """What was allocated and freed since the last call; None where something else was done as well."""
-        resets = 0
-        if self._memory is None:
-            self._trace.run_operator()
-        else:
+        if self._memory is not None:
             self._memory.run_operator()
-            resets = self._memory.resets
-        acts = self._trace.rounds[-1]
-        new, is_alone = acts[self._seen_acts :], resets == self._seen_resets
-        self._seen_acts, self._seen_resets = len(acts), resets
-        return find_events(new) if is_alone else None
+        new, self._seen_acts = self._trace.since(self._seen_acts)
+        before, self._seen_resets = self._seen_resets, 0 if self._memory is None else self._memory.resets
+        return find_events(new) if self._seen_resets == before else None
 
     def _compare(self, step: LoopStep) -> None:
         """Hold a step that has run after a jump against arithmetic."""

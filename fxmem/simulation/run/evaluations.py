@@ -3,18 +3,16 @@ them take."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
 from fxmem.records.parts import EvaluationPass
-from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
+from fxmem.simulation.card.card_memory import RepeatedSteps
 from fxmem.simulation.card.machine import PretendedMachine
 from fxmem.simulation.recording.observe.event_log import StepLog
-from fxmem.simulation.run.growth import GrowthLog
+from fxmem.simulation.run.growth import FurtherSteps, GrowthLog
 from fxmem.simulation.run.loader_watch import LoaderPass, count_batches
 from fxmem.simulation.run.owner_names import Cycles, OwnerNames
 from fxmem.simulation.run.repeated_calls import RepeatedCalls
@@ -77,9 +75,10 @@ class Evaluations:
 
     def begin(self, ran: int = 0) -> None:
         """A pass begins, or another begins to be followed when so many of its batches are over."""
-        self._tick, self._steps = self._log.tick, LoopSteps()
+        self._tick, self._calls = self._log.tick, ran
+        self._further = None if self._memory is None else FurtherSteps(self._memory, self._trace)
         _, self._acts = self._trace.since(0)
-        self._growth, self._calls = GrowthLog(self._log, self._owners.holders), ran
+        self._growth = GrowthLog(self._log, self._owners.holders, self._cycles)
         self._is_known, self._until, self._repeats.is_on = False, 0.0, False
         self._is_listed = self.is_cut = False
         self._ended = self._machine.notes.loops_ended
@@ -113,19 +112,16 @@ class Evaluations:
             ran: the batches that it has had.
             is_loop: whether it is a loop that trains nothing.
         """
-        tick, self._tick = self._tick, self._log.tick
         if self._until:
-            return self._note_further(ran, tick)
+            return self._note_further(ran)
         if self._is_known or ran > MOST_EVALUATED:  # of other lengths
             return False
-        self._note_held(tick)
+        self._note_held()
         if self._is_listed:
             self.passes.pop()  # what was known a batch ago
         self._is_listed = True
         if self._growth.nbytes and not self._growth.known:
-            places, saved = self._owners.places, self._owners.find_saved()
-            stay = not self._cycles.are_freed
-            self._growth.prove(sys._getframe(1), None, places, saved, cycles_stay=stay, is_last=False)
+            self._growth.prove(None, self._owners.places, self._owners.find_saved(), is_last=False)
         now = EvaluationPass(
             place=place,
             batches=batches,
@@ -134,7 +130,7 @@ class Evaluations:
             requested_bytes=self._machine.find_peak()[0],
             **self._growth.describe(),
         )
-        replayed = None if self._memory is None else self._replay(now, self._memory)
+        replayed = None if self._further is None else self._replay(now, self._further)
         self._is_known = ran >= EVALUATED and (replayed is not None or not now.growth_bytes or self._memory is None)
         now = now.model_copy(update={"end_bytes": self._find_end(now), **(replayed or {})})
         self.passes.append(now)
@@ -156,7 +152,7 @@ class Evaluations:
         self.whole_seconds += 2 * MOST_SECONDS
         return True
 
-    def _note_further(self, ran: int, tick: int) -> bool:
+    def _note_further(self, ran: int) -> bool:
         """Another batch of a pass that is run whole is over. Say whether the next one runs, too."""
         last, now = self.passes[-1], (time.monotonic(), len(self._log.ops))
         whole, ends = last.batches or 0, [each.until for each in last.grown]
@@ -170,7 +166,7 @@ class Evaluations:
             goes_on = seconds <= MOST_SECONDS and now[1] + operators <= self._most_operators
             self.whole_operators += operators
         if left < 2 or not goes_on:
-            self._note_held(tick)
+            self._note_held()
             held = [2 * self._growth.held_bytes(each.holder) >= each.nbytes * (ran - 1) for each in last.grown]
             if whole == last.batches and not all(held):  # it was let go of meanwhile
                 last = last.model_copy(update={"growth_bytes": None, "grown": ()})
@@ -182,17 +178,11 @@ class Evaluations:
         self._repeats.is_on, self.is_cut = goes_on and left > 0, not goes_on
         return goes_on
 
-    def _replay(self, of: EvaluationPass, memory: CardMemory) -> dict[str, int] | None:
+    def _replay(self, of: EvaluationPass, steps: FurtherSteps) -> dict[str, int] | None:
         """The batches to the last one on the card; None where they do not yet ask for as many bytes more, each, as the
         one before."""
-        memory.ask_cudnn()
-        acts, self._acts = self._trace.since(self._acts)
-        events = find_events(acts, memory.asked)
-        if events is None:
-            self._steps = LoopSteps()
-            return None
-        self._steps.add(of.ran, events, (), None, 0)
-        even = self._steps.find_even(LEAST_COMPARED)
+        self._acts = steps.note_round(of.ran, self._acts)
+        even = steps.find_even()
         if even is None or of.batches is None or of.ran < EVALUATED:
             return None
         over = min(of.ran, self._calls)  # a batch may be fetched ahead
@@ -200,7 +190,7 @@ class Evaluations:
             return {}
         ends = [min(of.batches, each.until or of.batches) for each in of.grown]
         further = RepeatedSteps(even, max(min(ends, default=of.batches) - over, 0))
-        found = {"reserved_bytes": memory.try_steps(further).reserved}
+        found = {"reserved_bytes": steps.memory.try_steps(further).reserved}
         if further.done == further.periods and min(ends, default=0) < max(ends, default=0):
             return {}  # something else goes on
         return found if further.done == further.periods else {**found, "full_at": over + further.done + 1}
@@ -223,14 +213,15 @@ class Evaluations:
             return
         last = self.passes[-1]
         before = [self._growth.held_bytes(each.holder) for each in last.grown]
-        self._note_held(self._tick)
+        self._note_held()
         if all(self._growth.held_bytes(each.holder) >= held for each, held in zip(last.grown, before, strict=True)):
             ahead = _find_ahead(last, last.ran)
             if ahead is not None and last.end_bytes is not None:
                 end = max(last.end_bytes, self._machine.find_peak()[0] + sum(ahead.values()))
                 self.passes[-1] = last.model_copy(update={"end_bytes": end})
 
-    def _note_held(self, tick: int) -> None:
+    def _note_held(self) -> None:
+        tick, self._tick = self._tick, self._log.tick
         self._cycles.collect()
         self._growth.note_made(self._owners.name_held())
         self._growth.note_round(Counter(each.nbytes for each in self._log.storages if each.birth > tick))

@@ -18,10 +18,10 @@ import re
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fxmem.memory.generation import LEAST_COMPARED, LoopSteps, find_events
+from fxmem.memory.generation import LEAST_COMPARED, EvenSteps, LoopSteps, find_events
 from fxmem.records.parts import IN_CYCLES, OWN_GRAPH, Growth
 from fxmem.records.profile import SourceLine
 from fxmem.records.units import GROWING, OF_GRAPH, STEPS, group, package_path
@@ -29,11 +29,12 @@ from fxmem.simulation.card.block_trace import BlockTrace
 from fxmem.simulation.card.card_memory import CardMemory, RepeatedSteps
 from fxmem.simulation.code.round_rule import Owner, find_names, split_path
 from fxmem.simulation.code.source_lines import last_name, program_files, variables
-from fxmem.simulation.code.source_trees import Making, find_makings, keeping_lines, read_tree
+from fxmem.simulation.code.source_trees import find_makings, keeping_lines, read_tree
 from fxmem.simulation.code.source_uses import is_unbounded, read_sources
 from fxmem.simulation.recording.observe.event_log import LoggedStorage, StepLog
 from fxmem.simulation.recording.residents import Holders, Places
 from fxmem.simulation.run.loops import Loop, LoopWatch, list_frames
+from fxmem.simulation.run.owner_names import Cycles
 
 # --- whether what grows goes on, or ends: by what holds it, and by what the program's code does with it ---------------
 # It goes on where the code makes it longer and nowhere bounds it, or where only autograd's graph, which no object of
@@ -89,7 +90,8 @@ class HolderCode:
             if value is None and named:
                 value = own[named[0]]
             names = {*named, *(each for each in own if value is not None and own[each] is value)}
-            makings = [each for one in names for each in _find_own_makings(one, frame)]
+            made = (each for one in names for each in find_makings(one, read_tree(frame.f_code.co_filename)))
+            makings = [each for each in made if each.function == _name_function(frame) and not each.is_attribute]
             if any(each.is_new for each in makings):
                 around = sum(each.depth < depth for each in self._loops)
                 lines = [each.line for each in makings if each.is_new and each.is_always]
@@ -129,12 +131,6 @@ def _find_counters(loop: Loop, code: types.CodeType) -> Collection[tuple[str, st
     return []
 
 
-def _find_own_makings(name: str, frame: types.FrameType) -> Iterator[Making]:
-    """The lines of a running function that make what its variable has."""
-    made = find_makings(name, read_tree(frame.f_code.co_filename))
-    return (each for each in made if each.function == _name_function(frame) and not each.is_attribute)
-
-
 def _name_function(frame: types.FrameType) -> str:
     """The name of a running function as its code has it; empty for a module's."""
     return frame.f_code.co_name.strip("<>").replace("module", "")
@@ -160,14 +156,11 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]], near: Co
     found = [
         (line not in files[file], file not in near, is_attribute != of_object, number, f"{package_path(file)}:{line}")
         for number, file in enumerate(files)
-        for line, is_attribute in _lines_that_keep(file, name)
+        if name in "".join(linecache.getlines(file))  # else it need not be parsed: a program may have hundreds
+        for kept, line, is_attribute in keeping_lines(read_tree(file))
+        if kept == name
     ]
     return min(found, key=operator.itemgetter(0, 1, 2, 3), default=("",))[-1]
-
-
-def _lines_that_keep(file: str, name: str) -> Iterator[tuple[int, bool]]:
-    if name in "".join(linecache.getlines(file)):  # else it need not be parsed: a program may have hundreds
-        yield from ((line, of) for kept, line, of in keeping_lines(read_tree(file)) if kept == name)
 
 
 # --- what a program keeps more of after each step ---------------------------------------------------------------------
@@ -183,7 +176,6 @@ class _Held(NamedTuple):
     """What an owner has after a round."""
 
     nbytes: int
-    tensors: int
     largest: int
     """The largest storage of those that were made last."""
     storages: frozenset[int] = frozenset()
@@ -203,10 +195,11 @@ class GrowthLog:
     Args:
         log: of the storages.
         holders: who found the owners, and their bounds.
+        cycles: what frees what is in cycles of references.
     """
 
-    def __init__(self, log: StepLog, holders: Holders) -> None:
-        self._log, self._holders = log, holders
+    def __init__(self, log: StepLog, holders: Holders, cycles: Cycles) -> None:
+        self._log, self._holders, self._cycles = log, holders, cycles
         self._alive: list[int] = []
         """By round, the bytes alive after it."""
         self._held: dict[str, _Held] = {}
@@ -229,7 +222,6 @@ class GrowthLog:
         self._proved: tuple[Growth, ...] = ()
         self.known: dict[str, dict[str, str]] = {}
         """By owner whose growth was looked into while the program ran, `Growth.holder` and `kept_at` as found then."""
-        self._cycles_stay = False
         self._files: dict[str, set[int]] = {}
         """The program's own, each with the lines of its functions that have run when a round was over."""
 
@@ -255,20 +247,20 @@ class GrowthLog:
             forward_sizes: the same before the first backward: gradients are as large whatever the batch. None: of all.
         """
         owned = group((_find_owner(self._log.storages[index]), index) for index in self._log.alive())
-        rises, series, nothing, held = self._rises, self._series, _Held(0, 0, 0), dict[str, _Held]()
+        rises, series, nothing, held = self._rises, self._series, _Held(0, 0), dict[str, _Held]()
         self._rises, self._series = {}, {}
         for owner, storages in owned.items():
             before = self._held.get(owner, nothing)
             nbytes = sum(self._log.storages[index].nbytes for index in storages)
             largest, made = max(storages, key=self._rank), frozenset(storages) - before.storages
-            held[owner] = now = _Held(nbytes, len(storages), largest, frozenset(storages), made)
-            more, is_kept = now.tensors - before.tensors, not before.made or bool(before.made & now.storages)
-            if self._alive and nbytes > before.nbytes and (is_kept or not more):
-                self._rises[owner] = rise = rises.get(owner, [])
-                rise.append((nbytes - before.nbytes, more))
+            held[owner] = now = _Held(nbytes, largest, frozenset(storages), made)
+            rise = nbytes - before.nbytes, len(now.storages) - len(before.storages)
+            is_kept = not before.made or bool(before.made & now.storages)
+            if self._alive and rise[0] > 0 and (is_kept or not rise[1]):
+                self._rises[owner] = [*rises.get(owner, []), rise]
             if self._never_falls(before, now, series.get(owner, [])):
-                self._series[owner] = [*series.get(owner, []), (nbytes - before.nbytes, more)]
-        for owner in (each for each, rise in rises.items() if len(rise) >= _OFTEN):
+                self._series[owner] = [*series.get(owner, []), rise]
+        for owner in (each for each, found in rises.items() if len(found) >= _OFTEN):
             most = self._held[owner].nbytes
             if 2 * held.get(owner, nothing).nbytes < most:
                 self._emptied[owner] = len(self._alive) + 1, most
@@ -335,72 +327,57 @@ class GrowthLog:
         return {"growth_bytes": self.nbytes, "grown": grown}
 
     def prove(
-        self,
-        frame: types.FrameType | None,
-        loops: LoopWatch | None,
-        places: Places,
-        saved: Mapping[int, int],
-        *,
-        cycles_stay: bool,
-        cycle_at: str = "",
-        is_last: bool = True,
+        self, loops: LoopWatch | None, places: Places, saved: Mapping[int, int], cycle_at: str = "", *, is_last: bool
     ) -> None:
-        """Find out what of the growth goes on after the last round, and what ends when.
+        """Find out what of the growth goes on after the last round, which ends here, and what ends when.
 
         Args:
-            frame: in which it ended.
             loops: around it; None where rounds are not their steps.
             places: as of `Holders.search`.
             saved: by storage that autograd keeps, the number of its node.
-            cycles_stay: whether the program has switched Python's collector off.
             cycle_at: the line of the last round's backward that leaves gradients with their graph; empty for none.
             is_last: whether no further rounds are looked at; else when it ends is not found, but what nobody can tell
                 when the program is over.
         """
-        frames = list_frames(frame)
-        self._cycles_stay = cycles_stay
         grown = self.find()
         kept = [self._held[each.holder].oldest for each in grown]
         located = self._holders.locate(kept, places, saved) if kept else {}
         found = []
         for each, own in zip(grown, kept, strict=True):
             held_at = [place for index, place in located.items() if index in own]
-            found.append(self._prove(each, frames, loops, held_at, not saved.keys().isdisjoint(own), cycle_at))
+            if held_at:
+                found.append(self._prove(each, loops, held_at))
+            else:
+                found.append(self._prove_unheld(each, loops, cycle_at, is_saved=not saved.keys().isdisjoint(own)))
         named = zip(grown, found, strict=True)
         names = "holder", "kept_at", "is_endless"
         self.known = {was.holder: {name: getattr(each, name) for name in names} for was, each in named}
         self._proved = _join_all(found) if is_last else ()
 
-    def _prove(
-        self,
-        grown: Growth,
-        frames: list[types.FrameType],
-        loops: LoopWatch | None,
-        held_at: Sequence[tuple[str, Owner]],
-        is_saved: bool,
-        cycle_at: str,
-    ) -> Growth:
-        found: dict[str, Any] = {"ends": loops and loops.find_last(len(self._alive))}
-        if not held_at:  # what autograd's graph alone keeps is not freed by itself, nor are its leaves' gradients
-            is_graphs = is_saved or grown.holder.endswith(".grad")
-            holder, line = (OWN_GRAPH, cycle_at) if cycle_at else ("", "")
-            found |= {"holder": IN_CYCLES, "kept_at": ""} if self._cycles_stay else {"holder": holder, "kept_at": line}
-            return grown.model_copy(update={**found, "is_endless": is_graphs or self._cycles_stay})
+    def _prove_unheld(self, grown: Growth, loops: LoopWatch | None, cycle_at: str, *, is_saved: bool) -> Growth:
+        """Of what no object of Python's leads to: what autograd's graph alone keeps is not freed by itself, nor are its
+        leaves' gradients."""
+        ends, stays = loops and loops.find_last(len(self._alive)), not self._cycles.are_freed
+        holder, line = (IN_CYCLES, "") if stays else (OWN_GRAPH, cycle_at) if cycle_at else ("", "")
+        is_endless = stays or is_saved or grown.holder.endswith(".grad")
+        return grown.model_copy(update={"ends": ends, "holder": holder, "kept_at": line, "is_endless": is_endless})
+
+    def _prove(self, grown: Growth, loops: LoopWatch | None, held_at: Sequence[tuple[str, Owner]]) -> Growth:
         ((path, owner), _) = Counter((path.partition("[")[0], owner) for path, owner in held_at).most_common(1)[0]
         if isinstance(owner, type) and issubclass(owner, queue.Queue):  # its own deque is the queue
             path, owner = path.rpartition(".")[0], None
-        around = () if loops is None else loops.loops
+        frames, around = list_frames(sys._getframe(1)), () if loops is None else loops.loops
         code = HolderCode(path, owner, self._files, frames, around)
         # What an element of it has as an attribute, as a handler's list among an engine's handlers.
         inner = {own.rpartition(".")[2].partition("[")[0] for own, _ in held_at if "." in own.partition("[")[2]}
         (attribute,) = inner if len(inner) == 1 else ("grad",)
         line = "" if attribute == "grad" else find_keeping_line(f"{path}.{attribute}", self._files)
         kept_at = line or find_keeping_line(path, self._files, {each.file for each in code.meant})
-        found["kept_at"] = kept_at or grown.kept_at
-        found["ends"] = loops and loops.find_last(len(self._alive), code.outer)
-        is_known = not code.outer or found["ends"] is not None  # else a pass of unknown length makes it anew
+        ends = loops and loops.find_last(len(self._alive), code.outer)
+        is_known = not code.outer or ends is not None  # else a pass of unknown length makes it anew
         is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded(is_graph=grown.is_graph)
-        return grown.model_copy(update={**found, "holder": path, "is_endless": is_endless})
+        found = {"ends": ends, "holder": path, "kept_at": kept_at or grown.kept_at, "is_endless": is_endless}
+        return grown.model_copy(update=found)
 
     def find(self) -> tuple[Growth, ...]:
         """Who keeps more after each of the last rounds, the most first; nobody where as much is alive in all."""
@@ -414,9 +391,8 @@ class GrowthLog:
                 first, *_, last = (number for number, (nbytes, _) in enumerate(series) if nbytes)
                 found.append(self._describe(owner, series[first + 1 : last + 1], rounds - len(series) + first + 1, gap))
             elif last_first := self._find_rise(owner):
-                since = (
-                    rounds - len(last_first) + 1 if len(last_first) < rounds - 1 else 1
-                )  # before it, nothing is known
+                is_since_first = len(last_first) >= rounds - 1  # before it, nothing is known
+                since = 1 if is_since_first else rounds - len(last_first) + 1
                 found.append(self._describe(owner, last_first, since))
         return tuple(sorted(found, key=lambda each: (-each.nbytes, each.holder)))
 
@@ -536,26 +512,31 @@ class FurtherSteps:
     """
 
     def __init__(self, memory: CardMemory, trace: BlockTrace) -> None:
-        self._memory, self._trace = memory, trace
+        self.memory, self._trace = memory, trace
         self._steps = LoopSteps()
         self._acts = 1
 
-    def note_round(self, number: int) -> None:
-        """A round after which more is alive is over."""
-        self._memory.ask_cudnn()
-        acts, self._acts = self._trace.since(0)
-        events = find_events(acts, self._memory.asked)
+    def note_round(self, number: int, since: int = 0) -> int:
+        """A round after which more is alive is over, or a part of one after its first so many acts; how many it has."""
+        self.memory.ask_cudnn()
+        acts, now = self._trace.since(since)
+        self._acts, events = len(acts), find_events(acts, self.memory.asked)
         if events is None:
             self._steps = LoopSteps()
         else:
             self._steps.add(number, events, (), None, 0)
+        return now
+
+    def find_even(self) -> EvenSteps | None:
+        """How further ones are like the last; None: not known."""
+        return self._steps.find_even(LEAST_COMPARED)
 
     def find_full(self, number: int, growth_bytes: int) -> int | None:
         """The round within which the card has no more memory, if all to come are like the last; None: not known."""
-        even = self._steps.find_even(LEAST_COMPARED)
-        periods = self._memory.usable_bytes // growth_bytes + 1
+        even = self.find_even()
+        periods = self.memory.usable_bytes // growth_bytes + 1
         if even is None or periods * self._acts > _MOST_ACTS:
             return None
         further = RepeatedSteps(even, periods)
-        self._memory.try_steps(further)
+        self.memory.try_steps(further)
         return None if further.done == periods else number + further.done + 1

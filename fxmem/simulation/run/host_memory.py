@@ -14,7 +14,6 @@ that they were forked from. What is counted is in `HostLedger`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
@@ -148,23 +147,6 @@ class _Workers:
             self._next_pages = now + _PAGES_SHARE * (now - begun)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Peak:
-    """The moment at which the program had most."""
-
-    total: int = -1
-    process: int | None = None
-    files: int | None = None
-    pretended: int = 0
-    workers: int = 0
-    workers_bytes: int = 0
-    batches: int = 0
-    round: int = 0
-    """Its number."""
-    place: str = ""
-    call: str = ""
-
-
 class HostMeter(RoundListener):
     """Measures the host's memory while a program runs.
 
@@ -201,9 +183,12 @@ class HostMeter(RoundListener):
         self._by_round: list[int] = []
         self._round = 0
         """The number of the one that runs."""
-        self._peak = _Peak()
-        self._placed = 0
-        """The peak whose place is known."""
+        self._most = -1
+        """All that the program had at the peak."""
+        self._peak: dict[str, Any] = {"process_bytes": None}
+        """What that was: fields of the record."""
+        self._placed, self._place = 0, ("", "")
+        """The peak whose place is known, and that, as of `program_call`."""
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -244,7 +229,7 @@ class HostMeter(RoundListener):
         """
         with self._lock:
             total = self._measure() + passing
-            if total + self._lift > self._peak.total:
+            if total + self._lift > self._most:
                 self._note_peak(total + self._lift, passing, lambda: sys._getframe(1))
             return total - passing
 
@@ -259,8 +244,8 @@ class HostMeter(RoundListener):
 
     def _note_rise(self, passing: int) -> None:
         self._workers.are_there |= self.ledger.worker_batches_bytes > 0
-        most = self._peak.total
-        if self._process + self._workers.nbytes + self._count() + passing > most + most // _WORTH_A_LOOK:
+        most = self._most + self._most // _WORTH_A_LOOK
+        if self._process + self._workers.nbytes + self._count() + passing > most:
             self.sample(passing)
 
     def _repeat(self) -> None:
@@ -268,7 +253,7 @@ class HostMeter(RoundListener):
             time.sleep(_INTERVAL_S)
             with self._lock:
                 total = self._measure() + self._lift
-                if total > self._peak.total:
+                if total > self._most:
                     with pause_gc():  # what is collected is the program's, in its own thread
                         self._note_peak(total, 0, lambda: sys._current_frames().get(self._thread))
 
@@ -328,45 +313,36 @@ class HostMeter(RoundListener):
         return _OWN_BYTES + _NODE_BYTES * self._most_nodes + self._dynamo
 
     def _note_peak(self, total: int, passing: int, find_frame: Callable[[], types.FrameType | None]) -> None:
-        place, call = self._peak.place, self._peak.call
         if total > self._placed + self._placed // _SAME_PLACE:
             # A frame that is held while its function returns keeps what the function had: none is held here.
             found = program_call(find_frame())
-            place, call = found if found[0] else (place, call)
-            self._placed = total if found[0] else self._placed
+            if found[0]:
+                self._placed, self._place = total, found
         known = self._is_known
-        self._peak = _Peak(
-            total=total,
-            round=self._round,
-            process=self._process + self._lift if known else None,
-            files=self._files if known else None,
-            pretended=self.ledger.pretended_bytes + self._find_pretended() + passing,
-            workers=self._workers.count,
-            workers_bytes=self._workers.nbytes,
-            batches=self.ledger.batches_bytes,
-            place=place,
-            call=call,
-        )
+        self._most = total
+        self._peak = {
+            "peak_round": self._round if known else None,
+            "process_bytes": self._process + self._lift if known else None,
+            "files_bytes": self._files if known else None,
+            "pretended_bytes": self.ledger.pretended_bytes + self._find_pretended() + passing,
+            "workers": self._workers.count,
+            "workers_bytes": self._workers.nbytes,
+            "batches_bytes": self.ledger.batches_bytes,
+        }
 
     def record(self) -> HostUse:
         """What was found."""
-        peak, ledger, known = self._peak, self.ledger, self._is_known
+        ledger, known, (place, call) = self.ledger, self._is_known, self._place
         adds = ledger.worker_batches_bytes + self._workers.most_bytes if self._workers.most_bytes else None
         return HostUse(
-            peak_bytes=peak.total if known else None,
+            **self._peak,
+            peak_bytes=self._most if known else None,
             after_bytes=self._by_round[-1] if known and self._by_round else None,
             by_round=tuple(self._by_round) if known else (),
-            peak_round=peak.round if known else None,
-            place=peak.place,
-            call=peak.call,
-            process_bytes=peak.process,
-            pretended_bytes=peak.pretended,
-            workers=peak.workers,
-            workers_bytes=peak.workers_bytes,
-            batches_bytes=peak.batches,
+            place=place,
+            call=call,
             worker_adds_bytes=adds,
             copied_bytes=ledger.copied_bytes,
             pinned_bytes=ledger.pinned.allocated_bytes,
-            files_bytes=peak.files,
             limit_bytes=self.limit_bytes,
         )

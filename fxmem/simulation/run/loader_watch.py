@@ -336,7 +336,8 @@ def read_epoch(of: LoaderPass, seconds: float = MOST_SECONDS, most: int = MOST_B
             stopped = f"its data raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
     if len(reads) > 1:
         whole, stopped = reads[: len(reads) - bool(stopped)], ""
-        reads = whole if _differ(whole) else reads[:1]
+        longest = {max(count_elements(shapes) for shapes, _ in each) for each in whole}
+        reads = whole if len(longest) > 1 else reads[:1]
     shapes, indices = zip(*itertools.chain(*reads), strict=True) if any(reads) else ((), ())
     return Epoch(shapes, indices, stopped, is_ordered, of, max(len(reads), 1))
 
@@ -347,11 +348,6 @@ def _is_read(reads: Sequence[Sequence[tuple[Shapes, Any]]], of: LoaderPass, take
         return True
     has_time = of.sampler[0] is not None and len(reads) < _MOST_READS and taken * (len(reads) + 1) < len(reads)
     return has_time and len({shapes for shapes, _ in reads[0][:-1]}) > 1
-
-
-def _differ(reads: Sequence[Sequence[tuple[Shapes, Any]]]) -> bool:
-    """Whether each epoch has another longest batch."""
-    return len({max(count_elements(shapes) for shapes, _ in each) for each in reads}) > 1
 
 
 def find_lengths(shapes: Sequence[Shapes]) -> list[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fxmem.hardware.context import room_bytes
@@ -126,15 +126,15 @@ class _Study:
     def __init__(self, recorded: RecordedLengths, shapes: Sequence[Shapes], note: str) -> None:
         self._recorded, self._shapes, self._note = recorded, shapes, note
         self._lengths = lengths = Lengths(shapes)
-        size, steps = recorded.per_step, len(recorded.trace) - 1
-        batches = [*_chunks(recorded.handed, size)][:steps]
-        features: list[Features | None] = [None]
-        for each in batches:
-            features.append(lengths.features(each) if all(map(lengths.tell, each)) else None)
-        features += [None] * (steps + 1 - len(features))
-        features[1] = None  # optimizers make their state
+        steps = [*_chunks(recorded.handed, recorded.per_step)][1 : len(recorded.trace) - 1]
+        known = [lengths.features(each) if all(map(lengths.tell, each)) else None for each in steps]
+        features = [None, None, *known]  # in the first step optimizers make their state
+        features += [None] * (len(recorded.trace) - len(features))
         self._forms = StepForms(recorded.trace, features, recorded.look, recorded.ask)
         self._first = self._forms.models[0]
+        self._epoch = [lengths.features(each) for each in _chunks(shapes, recorded.per_step)]
+        """The lengths of each step of an epoch."""
+        self._settings = read_settings(recorded.environ)
         if self._first > recorded.natural_steps:
             raise LengthsUnproved("expected steps that are alike from the third on")
 
@@ -144,7 +144,7 @@ class _Study:
         number = self._find_heaviest()
         # The step of the epoch that the batch is in, from 0; the last whole one for what is in none.
         step = min(number // self._recorded.per_step, max(len(self._shapes) // self._recorded.per_step - 1, 0))
-        steps, is_card = self._epoch(), recorded.target.device == "cuda"
+        steps, is_card = self._epoch, recorded.target.device == "cuda"
         peaks = self._peak([steps[max(step - 1, 0)], steps[step]])
         fields: dict[str, object] = {
             "number": number + 1,
@@ -163,7 +163,7 @@ class _Study:
         """The batch with the highest peak, in steps of batches like it."""
         first_with: dict[Features, int] = {}
         for number, batch in enumerate(self._shapes):
-            first_with.setdefault(self._lengths.features_of(batch), number)
+            first_with.setdefault(self._lengths.features([batch]), number)
         by_size = sorted(first_with, key=lambda each: -count_elements(self._shapes[first_with[each]]))
         size = self._recorded.per_step
         most = min(max(MOST_COMPARED // len(self._forms.step(by_size[0] * size)), _LEAST_WEIGHED), _MOST_WEIGHED)
@@ -176,22 +176,15 @@ class _Study:
 
     def _peak(self, steps: Sequence[Features]) -> tuple[int, int]:
         """Requested and allocated bytes of the last of these steps."""
-        run = replay_lengths(self._forms, steps, self._settings(), recorded=self._first)
+        run = replay_lengths(self._forms, steps, self._settings, recorded=self._first)
         return run.requested_bytes[-1], run.allocated_bytes[-1]
-
-    def _epoch(self) -> list[Features]:
-        """The lengths of each step of an epoch."""
-        return [self._lengths.features(each) for each in _chunks(self._shapes, self._recorded.per_step)]
-
-    def _settings(self) -> AllocatorSettings:
-        return read_settings(self._recorded.environ)
 
     # --- the long run -------------------------------------------------------------------------------------------------
 
     def _steps(self) -> Iterator[Features]:
         """The lengths of all steps after the recorded ones. Further epochs have the same batches; where the sampler
         draws them in another order each time, in one that is drawn here."""
-        epoch = self._epoch()
+        epoch = self._epoch
         yield from epoch[self._first :]
         for number in itertools.count():
             if not self._recorded.epoch.is_ordered:
@@ -201,7 +194,7 @@ class _Study:
     def _run_long(self) -> dict[str, object]:
         room = room_bytes(self._recorded.target)
         steps = [*itertools.islice(self._steps(), LONG_RUN - self._first)]
-        whole = self._replay(steps, self._settings(), MOST_REQUESTS, room)
+        whole = self._replay(steps, self._settings, MOST_REQUESTS, room)
         found: dict[str, object] = {
             "steps": whole.steps,
             "reserved_bytes": max(whole.reserved_bytes),
@@ -209,21 +202,23 @@ class _Study:
         }
         if max(whole.reserved_bytes) * 100 < max(whole.allocated_bytes) * 105:
             return found
-        as_is = self._replay(steps, self._settings(), MOST_COMPARED)
+        as_is = self._replay(steps, self._settings, MOST_COMPARED)
         count = max(as_is.steps - self._first, 0)
         steps = steps[:count]
+        environ = self._recorded.environ
+        conf = environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
         changes = {
-            text: self._replay(steps, AllocatorSettings.from_string(",".join(filter(None, (self._conf(), text)))))
+            text: self._replay(steps, AllocatorSettings.from_string(",".join(filter(None, (conf, text)))))
             for text in _SETTINGS
-            if text.partition(":")[0] not in self._conf()
+            if text.partition(":")[0] not in conf
         }
         for multiple in _PADDINGS:
             padded = [self._pad(each, multiple) for each in steps]
             if padded != steps:
-                changes[f"lengths padded to multiples of {multiple}"] = self._replay(padded, self._settings())
+                changes[f"lengths padded to multiples of {multiple}"] = self._replay(padded, self._settings)
         largest_first = sorted(steps, key=sum, reverse=True)
         if largest_first != steps:
-            changes["the longest batches first"] = self._replay(largest_first, self._settings())
+            changes["the longest batches first"] = self._replay(largest_first, self._settings)
         listed = [LengthChange(change=each, reserved_bytes=max(run.reserved_bytes)) for each, run in changes.items()]
         return found | {
             "compared_steps": as_is.steps,
@@ -253,10 +248,6 @@ class _Study:
             recorded=first,
         )
 
-    def _conf(self) -> str:
-        environ = self._recorded.environ
-        return environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-
     def _pad(self, features: Features, multiple: int) -> Features:
         """The lengths rounded up to a multiple; sizes of batches stay."""
         is_batch = itertools.cycle(self._lengths.are_outer)
@@ -265,23 +256,18 @@ class _Study:
 
 def find_peak(requests: Sequence[BlockRequest]) -> int:
     """The most bytes that a step has at once beyond what it finds, where the steps before were like it."""
-    _, left = _run_step(requests, {})
-    most, _ = _run_step(requests, left)
-    return most + sum(left.values())
-
-
-def _run_step(requests: Sequence[BlockRequest], found: Mapping[int, int]) -> tuple[int, dict[int, int]]:
-    """The most bytes that a step has at once beyond what it finds, by slot, and what it leaves."""
-    sizes: dict[int, int] = {}
-    live = most = 0
-    for nbytes, age, slot, _ in requests:
-        if nbytes >= 0:
-            sizes[slot] = nbytes
-            live += nbytes
-            most = max(most, live)
-        elif nbytes == -1:
-            live -= sizes.pop(slot, 0) if age == 0 else found.get(slot, 0)
-    return most, sizes
+    left: dict[int, int] = {}
+    for _ in range(2):  # the first for what it leaves to the second, by slot
+        found, left = left, {}
+        live = most = sum(found.values())
+        for nbytes, age, slot, _ in requests:
+            if nbytes >= 0:
+                left[slot] = nbytes
+                live += nbytes
+                most = max(most, live)
+            elif nbytes == -1:
+                live -= left.pop(slot, 0) if age == 0 else found.get(slot, 0)
+    return most
 
 
 def _chunks(batches: Sequence[Shapes], size: int) -> Iterator[Sequence[Shapes]]:

@@ -31,14 +31,20 @@ _MOST: Final = 300_000
 
 
 class TensorState(NamedTuple):
-    """What of a tensor may differ from step to step."""
+    """What of a tensor may differ from step to step, or from call to call."""
 
     home: Any
-    """Which storage it lies in: of the loop's steps, by how many steps ago and which; of others its number."""
+    """Which storage it lies in: of the loop's steps, by how many steps ago and which; of others its number; of what a
+    call returns, which of the storages of that."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, home: Any) -> TensorState:
+        """What a tensor is that lies there."""
+        return cls(home, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype)
 
 
 class StateValue(NamedTuple):
@@ -107,8 +113,7 @@ class LoopState:
                 value = str(tensor.tolist()) if is_few else type(tensor)
             self.leaves[path] = StateValue(value, None, owner, key)
             return
-        where = self._place(tensor)
-        state = TensorState(where, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+        state = TensorState.of(tensor, self._place(tensor))
         self.leaves[path] = StateValue(state, known_values.find_value(tensor), owner, key)
         self.tensors.append((path, tensor))
 
@@ -133,9 +138,7 @@ def list_parts(value: Any) -> Iterator[tuple[str, Any, Any]]:
         yield from ((f".{name}", each, name) for name, each in list(value.items()))
     elif isinstance(value, (list, tuple, deque)):
         yield from ((f"[{i - len(value)}]", each, i) for i, each in enumerate(value))
-    elif isinstance(value, _NO_STATE) or not hasattr(value, "__dict__"):
-        return
-    else:
+    elif not isinstance(value, _NO_STATE) and hasattr(value, "__dict__"):
         own = vars(value)
         if isinstance(value, torch.nn.Module):
             own = {name: each for name, each in own.items() if name != "_parameters" and not name.endswith("hooks")}
@@ -207,17 +210,14 @@ def _grow(one: int, two: int, three: int, spans: tuple[int, int]) -> int | None:
 
 
 def _grow_tensor(values: tuple[Any, ...], spans: tuple[int, int]) -> TensorState | None:
-    one, two, three = values
-    if not (one.home == two.home == three.home and one.dtype is two.dtype is three.dtype):
-        return None
-    if not len(one.shape) == len(two.shape) == len(three.shape):
+    if len({(each.home, each.dtype, len(each.shape)) for each in values}) > 1:
         return None
     rows = ([*each.shape, *each.stride, each.offset] for each in values)
     grown = [by for a, b, c in zip(*rows, strict=True) if (by := _grow(a, b, c, spans)) is not None]
-    rank = len(one.shape)
+    rank = len(values[0].shape)
     if len(grown) < 2 * rank + 1:
         return None
-    return TensorState(None, tuple(grown[:rank]), tuple(grown[rank:-1]), grown[-1], one.dtype)
+    return TensorState(None, tuple(grown[:rank]), tuple(grown[rank:-1]), grown[-1], values[0].dtype)
 
 
 def _grow_values(
@@ -245,16 +245,10 @@ def _grow_values(
             return None
         tail = three.narrow(dim, three.shape[dim] - width, width)
         before = three.narrow(dim, three.shape[dim] - 2 * width, width)
-        by = torch.zeros_like(tail) if tail.dtype is torch.bool else tail - before
-        if tail.dtype is torch.bool and not torch.equal(tail, before):
-            return None
-
-    def go_on(periods: int) -> torch.Tensor:
-        return torch.cat(
-            [three, *(tail + i * by if tail.dtype is not torch.bool else tail for i in range(1, periods + 1))], dim
-        )
-
-    return go_on
+        if tail.dtype is torch.bool:
+            return (lambda periods: torch.cat([three, *[tail] * periods], dim)) if torch.equal(tail, before) else None
+        by = tail - before
+        return lambda periods: torch.cat([three, *(tail + i * by for i in range(1, periods + 1))], dim)
 
 
 def _push(

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import torch.utils.data
 
-from fxmem.simulation.code.source_lines import last_name, user_frame, variables
+from fxmem.simulation.code.source_lines import callers, last_name, user_frames, variables
 from fxmem.simulation.code.source_trees import count_elements, find_body, find_number, find_value, read_tree
 from fxmem.simulation.run.loader_watch import count_batches
 
@@ -50,11 +50,8 @@ class LoopWatch:
     """Notes the loops around each step."""
 
     def __init__(self, frame: types.FrameType | None) -> None:
-        self._outside: dict[int, int] = {}
+        self._outside = {id(each): each.f_lineno for each in callers(frame)}
         """By frame that called the program, its line: what is around that repeats the program."""
-        while frame is not None:
-            self._outside[id(frame)] = frame.f_lineno
-            frame = frame.f_back
         self._rounds: deque[list[Loop]] = deque(maxlen=_COMPARED)
         self._stood: list[tuple[FrameMark, int]] = []
         """The marks of the frames around the last call of a model, and where each stood then."""
@@ -63,17 +60,15 @@ class LoopWatch:
 
     def note_gradients(self, frame: types.FrameType | None) -> None:
         """Gradients were returned in this frame: another pass of the innermost loop around it begins another step."""
-        found = next((each for each in reversed(list_frames(frame)) if any(self._own_loops(each))), None)
+        found = next((each for each in user_frames(frame) if any(self._own_loops(each))), None)
         self._gradients = None if found is None else (mark_frame(found), found.f_lasti)
 
     def has_passed(self, frame: types.FrameType | None) -> bool:
         """Whether that loop has begun another pass since: it stands no further than it did."""
-        while frame is not None and self._gradients is not None:
-            mark, at = self._gradients
-            if mark_frame(frame) == mark:
-                return frame.f_lasti <= at
-            frame = frame.f_back
-        return False
+        if self._gradients is None:
+            return False
+        mark, at = self._gradients
+        return next((each.f_lasti <= at for each in callers(frame) if mark_frame(each) == mark), False)
 
     def find_passed(
         self, frame: types.FrameType | None, followed: FrameMark | None
@@ -135,11 +130,10 @@ class LoopWatch:
         is_passing = code.co_name.startswith("<") and code.co_name not in ("<module>", "<lambda>")
         if is_passing and id(frame) not in self._outside:
             yield Loop(code.co_filename, line, line, depth, head=line)  # a comprehension
-        scope: Mapping[str, Any] | None = None
         around = [*self._own_loops(frame)]
+        scope = {**frame.f_globals, **variables(frame)} if around else {}
         for number, node in enumerate(around, 1):
             first, last = node.body[0].lineno, node.body[-1].end_lineno or line
-            scope = {**frame.f_globals, **variables(frame)} if scope is None else scope
             turns, turn, limit = _measure(node, scope)
             inner = {name for each in around[number:] for name in _targets(each)}  # `_` of both is the inner one's
             turn = turn if inner.isdisjoint(_targets(node)) else None
@@ -155,11 +149,7 @@ class LoopWatch:
 
 def list_frames(frame: types.FrameType | None) -> list[types.FrameType]:
     """A frame and its callers outside torch and fxmem, the outermost first."""
-    found: list[types.FrameType] = []
-    while (frame := user_frame(frame)) is not None:
-        found.insert(0, frame)
-        frame = frame.f_back
-    return found
+    return [*user_frames(frame)][::-1]
 
 
 Follow = Callable[[types.FrameType, str], None] | None
@@ -244,15 +234,14 @@ def _count(node: ast.expr, scope: Mapping[str, Any]) -> int | None:
     if isinstance(node, ast.Call):
         name = last_name(node.func)
         if name in ("range", "trange"):
-            numbers = [find_number(each, scope) for each in node.args]
-            return len(range(*[each for each in numbers if each is not None])) if _are_known(numbers) else None
+            steps = _find_range(node.args, scope)
+            return None if steps is None else len(steps)
         if name == "zip":
             counts = [count for each in node.args if (count := _count(each, scope)) is not None]
             return min(counts, default=None)
-        if name == "islice" and _are_known(numbers := [find_number(each, scope) for each in node.args[1:]]):
+        if name == "islice" and (steps := _find_range(node.args[1:], scope)) is not None:
             whole = _count(node.args[0], scope)
-            most = len(range(*[each for each in numbers if each is not None]))
-            return most if whole is None else min(most, whole)
+            return len(steps) if whole is None else min(len(steps), whole)
         return _count(node.args[0], scope) if name in _THROUGH and node.args else None
     value = find_value(node, scope)
     if isinstance(value, torch.utils.data.DataLoader):
@@ -260,8 +249,11 @@ def _count(node: ast.expr, scope: Mapping[str, Any]) -> int | None:
     return count_elements(value)
 
 
-def _are_known(numbers: Sequence[int | None]) -> bool:
-    return 1 <= len(numbers) <= 3 and None not in numbers and 0 not in numbers[2:]
+def _find_range(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> range | None:
+    """`range` of these arguments, which are those of `islice`, too; None where it is not known."""
+    numbers = [number for each in nodes if (number := find_number(each, scope)) is not None]
+    is_known = 1 <= len(nodes) == len(numbers) <= 3 and 0 not in numbers[2:]
+    return range(*numbers) if is_known else None
 
 
 def _find_index(target: ast.expr, node: ast.expr, scope: Mapping[str, Any]) -> int | None:
@@ -275,12 +267,8 @@ def _find_index(target: ast.expr, node: ast.expr, scope: Mapping[str, Any]) -> i
         first, now = 0 if start is None else find_number(start, scope), find_number(target.elts[0], scope)
         return None if first is None or now is None else now - first
     if name in ("range", "trange"):
-        numbers = [each for each in (find_number(each, scope) for each in node.args) if each is not None]
-        now = find_number(target, scope)
-        if len(numbers) == len(node.args) and _are_known(numbers) and now is not None:
-            steps = range(*numbers)
-            return steps.index(now) if now in steps else None
-        return None
+        steps, now = _find_range(node.args, scope), find_number(target, scope)
+        return steps.index(now) if steps is not None and now is not None and now in steps else None
     return _find_index(target, node.args[0], scope) if name in _THROUGH and node.args else None
 
 

@@ -36,7 +36,7 @@ from fxmem.simulation.code.source_lines import is_own_code
 from fxmem.simulation.recording.observe.event_log import LoggedStorage
 from fxmem.simulation.recording.observe.observer import PendingCall
 from fxmem.simulation.recording.recording import Recording
-from fxmem.simulation.run.loop_state import list_parts
+from fxmem.simulation.run.loop_state import TensorState, list_parts
 
 _CONFIRMED: Final = 2
 """Calls that are alike before others are made of them."""
@@ -50,16 +50,6 @@ _MOST_VALUES: Final = 200_000
 """Of a module and what it has, that are compared."""
 
 
-class _Made(NamedTuple):
-    """A tensor that a call returns: which of its storages it lies in, in the order of these, and how."""
-
-    storage: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-
 class _Given(NamedTuple):
     """A tensor among the arguments, counted as they come."""
 
@@ -70,7 +60,7 @@ class _Call(NamedTuple):
     """A call that ran."""
 
     leaves: list[Any]
-    """Of its result: `_Made`, `_Given`, or the value itself."""
+    """Of its result: `TensorState`, `_Given`, or the value itself."""
     structure: Any
     storages: list[LoggedStorage]
     """Of its result and its casts, in the order in which they were allocated."""
@@ -213,7 +203,7 @@ class RepeatedCalls:
             return result, None
         leaves, structure = torch_common.tree_flatten(result)
         made = [self._describe(each, tensors) for each in leaves]
-        kept = {each.storage for each in made if isinstance(each, _Made)}
+        kept = {each.home for each in made if isinstance(each, TensorState)}
         alive = {each.key for each in events if each.nbytes is not None} - {e.key for e in events if e.nbytes is None}
         casts = tuple(each for each in alive - kept if isinstance(each, int)) if self._has_cast else ()
         kept.update(casts)
@@ -223,7 +213,7 @@ class RepeatedCalls:
         order = [each.key for each in events if each.nbytes is not None and each.key in kept]
         places = {index: place for place, index in enumerate(order)}
         storages = [log.storages[index] for index in order if isinstance(index, int)]
-        made = [each._replace(storage=places[each.storage]) if isinstance(each, _Made) else each for each in made]
+        made = [each._replace(home=places[each.home]) if isinstance(each, TensorState) else each for each in made]
         ran = ops[first:]
         flops = None if any(op.flops is None for op in ran) else sum(op.flops or 0 for op in ran)
         sizes, name = [each.nbytes for each in storages], type(module).__name__
@@ -245,13 +235,7 @@ class RepeatedCalls:
         index = self._log.find_storage(leaf) if type(leaf) is torch_common.FakeTensor else None
         if index is None or leaf.requires_grad:
             return NotImplemented
-        return _Made(index, tuple(leaf.shape), tuple(leaf.stride()), int(leaf.storage_offset()), leaf.dtype)
-
-    def _note_hidden(self, op: int, call: _Call) -> None:
-        """A call was made of this one: the profile has the most of its memory, the card all."""
-        logged = self._log.ops[op]
-        self._recording.collector.note_seen(op, call.most, logged.phase, logged.stream)
-        self._recording.subject.on_hidden(op, call.whole, logged.phase)
+        return TensorState.of(leaf, index)
 
     def _make(self, call: _Call, tensors: list[torch.Tensor]) -> Any:
         """What a call like this one returns, as one operator makes it."""
@@ -262,20 +246,22 @@ class RepeatedCalls:
         op = log.note_op(
             call.whole.name, begin, call.flops, call.moved_bytes, host_bytes=call.host_bytes, repeats=call.ops
         )
-        try:
-            self._note_hidden(op, call)
+        logged = log.ops[op]
+        try:  # the profile has the most of its memory, the card all
+            self._recording.collector.note_seen(op, call.most, logged.phase, logged.stream)
+            self._recording.subject.on_hidden(op, call.whole, logged.phase)
         except torch.cuda.OutOfMemoryError:
             log.discard(first)
             raise
         self._casts += [bases[each] for each in call.casts]
-        made: dict[_Made, torch.Tensor] = {}
+        made: dict[TensorState, torch.Tensor] = {}
 
         def make(leaf: Any) -> Any:
             if isinstance(leaf, _Given):
                 return tensors[leaf.position]
-            if isinstance(leaf, _Made):
+            if isinstance(leaf, TensorState):
                 if leaf not in made:
-                    made[leaf] = self._maker.view(bases[leaf.storage], *leaf[1:], self._device)
+                    made[leaf] = self._maker.view(bases[leaf.home], *leaf[1:], self._device)
                 return made[leaf]
             return leaf
 

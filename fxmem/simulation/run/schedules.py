@@ -214,10 +214,9 @@ def _find_work(
     for call in (each for one in statements for each in _walk(one, scope, fixed) if isinstance(each, ast.Call)):
         called, place = find_value(call.func, scope), f"{package_path(file)}:{call.lineno}"
         owner = find_value(call.func.value, scope) if isinstance(call.func, ast.Attribute) else None
-        if isinstance(called, nn.Module) and any(True for _ in nn.Module.parameters(called)):
-            calls = calls or place
-        if isinstance(owner, nn.Module) and isinstance(call.func, ast.Attribute) and call.func.attr == "generate":
-            calls = calls or place
+        is_model = isinstance(called, nn.Module) and any(True for _ in nn.Module.parameters(called))
+        is_generating = isinstance(owner, nn.Module) and last_name(call.func) == "generate"
+        calls = calls or (place if is_model or is_generating else "")
         saves = saves or (place if _is_save(call, called) else "")
         function = inspect.unwrap(called) if callable(called) else None
         if isinstance(function, types.FunctionType) and function not in seen and is_own_code(function):
@@ -255,8 +254,7 @@ def _find_fixed(tree: ast.Module, line: int) -> Callable[[str], bool]:
     parser.parse_args()`.
     """
     written: Counter[str] = Counter()
-    around = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.lineno <= line]
-    around = [each for each in around if line <= (each.end_lineno or 0)]
+    around = [each for each in _around(tree.body, line) if isinstance(each, ast.FunctionDef)]
     run = [each for body in (tree.body, *(one.body for one in around)) for each in body if each.lineno < line]
     over = {target for each in run if isinstance(each, ast.Assign) for target in each.targets}
     for node in set(ast.walk(tree)) - over:

@@ -30,13 +30,13 @@ class GrowthWatch(RoundListener):
         self._owners, self._loops, self._cycles = parts.owners, parts.loops, parts.cycles
         self._memory, self._trace = parts.machine.memory, parts.machine.trace
         log, self._recording = parts.recording.log, parts.recording
-        self._growth = GrowthLog(log, self._owners.holders)
-        self._anew = GrowthLog(log, self._owners.holders)
+        self._growth = GrowthLog(log, self._owners.holders, self._cycles)
+        self._anew = GrowthLog(log, self._owners.holders, self._cycles)
         """After the first step of each optimizer that was made since the step before: of each fold, each trial."""
         self._has_new_optimizer = False
         self._host, self._host_log = parts.host, parts.host.ledger.log
         self._host_holders = Holders(self._host_log)
-        self._host_growth = GrowthLog(self._host_log, self._host_holders)
+        self._host_growth = GrowthLog(self._host_log, self._host_holders, self._cycles)
         self._further: FurtherSteps | None = None
         self._full_at: int | None = None
         self._cycle_at = ""
@@ -75,15 +75,12 @@ class GrowthWatch(RoundListener):
     def note_last(self, number: int) -> None:
         """Prove what goes on, and replay the rounds to come."""
         self._prove(self._growth, self._loops)
-        cycles_stay, places = not self._cycles.are_freed, [(find_variables, None)]
-        self._host_growth.prove(sys._getframe(1), self._loops, places, {}, cycles_stay=cycles_stay)
+        self._host_growth.prove(self._loops, [(find_variables, None)], {}, is_last=True)
         if self._further is not None and all(each.is_endless for each in self._growth.describe()["grown"]):
             self._full_at = self._further.find_full(number, self._growth.nbytes or 0)
 
     def _prove(self, growth: GrowthLog, loops: LoopWatch | None = None, *, is_last: bool = True) -> None:
-        owners, cycles_stay = self._owners, not self._cycles.are_freed
-        frame, places, saved = sys._getframe(1), owners.places, owners.find_saved()
-        growth.prove(frame, loops, places, saved, cycles_stay=cycles_stay, cycle_at=self._cycle_at, is_last=is_last)
+        growth.prove(loops, self._owners.places, self._owners.find_saved(), self._cycle_at, is_last=is_last)
 
     @property
     def may_show_more(self) -> bool:
