@@ -365,19 +365,20 @@ def _replay_other_plans(
             sizes = iter(plans)
             storages = (_with_plan(each, next(sizes)) if each.other_bytes else each for each in profile.storages)
             found, ran_out = _replay_within(profile.model_copy(update={"storages": tuple(storages)}), settings)
-        reserved, room = (found.reserved_bytes or 0) + beyond, room_bytes(profile.target)
-        if room is not None and not ran_out:  # what is cached goes back where it is in the way
-            reserved = min(reserved, room)
+        peak, room = _make_peak(profile, found, ran_out, beyond), room_bytes(profile.target)
+        reserved = peak.reserved_bytes
         first = found.first_bytes + beyond if found.first_bytes else reserved
         most = max(reserved, first + max(plans, default=0))
-        yield PlansPeak(
-            cudnn=version,
-            allocated_bytes=found.allocated_bytes or 0,
-            reserved_bytes=reserved,
-            least_bytes=min(first, reserved),
-            most_bytes=most if room is None or ran_out else max(reserved, min(most, room)),
-            fits=None if room is None else not ran_out,
-        )
+        most = most if room is None or ran_out else max(reserved, min(most, room))
+        yield PlansPeak(**dict(peak), cudnn=version, least_bytes=min(first, reserved), most_bytes=most)
+
+
+def _make_peak(profile: Profile, found: ReplayedLoop, ran_out: str, beyond: int) -> PlacedPeak:
+    reserved, room = (found.reserved_bytes or 0) + beyond, room_bytes(profile.target)
+    if room is not None and not ran_out:  # what is cached goes back where it is in the way
+        reserved = min(reserved, room)
+    fits = None if room is None else not ran_out
+    return PlacedPeak(allocated_bytes=found.allocated_bytes or 0, reserved_bytes=reserved, fits=fits)
 
 
 def _replay_upward(
@@ -388,14 +389,8 @@ def _replay_upward(
     if settings.expandable_segments or has_known_placing(profile.target):
         return None
     upward, ran_out = _replay_within(profile, settings.model_copy(update={"segments_upward": True}))
-    if (upward.allocated_bytes, upward.reserved_bytes) == (found.allocated_bytes, found.reserved_bytes):
-        return None
-    reserved, room = (upward.reserved_bytes or 0) + beyond, room_bytes(profile.target)
-    return PlacedPeak(
-        allocated_bytes=upward.allocated_bytes or 0,
-        reserved_bytes=reserved if room is None or ran_out else min(reserved, room),
-        fits=None if room is None else not ran_out,
-    )
+    is_same = (upward.allocated_bytes, upward.reserved_bytes) == (found.allocated_bytes, found.reserved_bytes)
+    return None if is_same else _make_peak(profile, upward, ran_out, beyond)
 
 
 def _with_plan(storage: Storage, nbytes: int) -> Storage:

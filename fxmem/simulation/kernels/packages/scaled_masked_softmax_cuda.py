@@ -23,8 +23,7 @@ def _forward(scores: Tensor, mask: Tensor, scale: Any) -> Tensor:
 @PACKAGE.kernel("scaled_masked_softmax_cuda.cu", "backward")
 def _backward(gradient: Tensor, kept: Tensor, scale: Any) -> Tensor:
     """Not in place: the gradient of the scores is a tensor of its own."""
-    contiguous = gradient.contiguous(), kept.contiguous()
-    return torch.empty_like(contiguous[0])
+    return torch.empty_like(gradient.contiguous())
 
 
 @PACKAGE.kernel("scaled_masked_softmax.h")

@@ -23,5 +23,4 @@ def _forward(scores: Tensor, scale: Any) -> Tensor:
 @PACKAGE.kernel("scaled_upper_triang_masked_softmax_cuda.cu", "backward")
 def _backward(gradient: Tensor, kept: Tensor, scale: Any) -> Tensor:
     """In place: written over the gradient of the result."""
-    contiguous = gradient.contiguous(), kept.contiguous()
-    return contiguous[0]
+    return gradient.contiguous()
