@@ -101,8 +101,7 @@ def program_place(frame: types.FrameType | None) -> str:
 def called_place(frame: types.FrameType | None) -> str:
     """As `program_place`, within what backward calls, a hook or the backward of a Function; empty outside of these."""
     while frame is not None and frame.f_code.co_filename != _ENGINE:
-        file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS) and not _is_installed(file):
+        if is_own_file(file := frame.f_code.co_filename):
             return f"{package_path(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -188,12 +187,8 @@ def walk_error(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
 
 def error_place(error: BaseException) -> str:
     """Find `file:line` of the program's own code that an error came from."""
-    places = [""]
-    for frame, line in walk_error(error):
-        file = frame.f_code.co_filename
-        if not file.startswith((*_NOT_THE_USERS, "<")) and not _is_installed(file):
-            places.append(f"{package_path(file)}:{line}")
-    return places[-1]
+    frames = ((frame.f_code.co_filename, line) for frame, line in walk_error(error))
+    return ["", *(f"{package_path(file)}:{line}" for file, line in frames if is_own_file(file))][-1]
 
 
 @functools.cache
