@@ -126,6 +126,7 @@ def test_each_entry_has_a_source_and_a_name_of_its_own() -> None:
     for name, entry in TABLE["models"].items():
         assert {entry[key].partition(":")[0] for key in ("source", "counted")} <= set(TABLE["sources"]), name
         assert not {"auto_map", "_name_or_path"} & set(entry["config"])
+        assert "model_type" in entry["config"], name  # `AutoConfig.from_pretrained` finds the class by it
 
 
 @pytest.mark.parametrize(
