@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -344,6 +345,21 @@ def test_an_open_package_is_one_that_others_need() -> None:
 
 def test_no_private_name_is_imported_by_another_file() -> None:
     assert [f"{where}: {name}" for _, where, _, name in internal_imports() if re.match(r"_(?!_)", name)] == []
+
+
+def test_what_benchmarks_examples_and_tests_import_is_there() -> None:
+    """An import within a function fails only when that is called, which may be after hours of measuring."""
+    missing = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+        for folder in (".ci", "benchmarks", "docs", "examples", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and re.match(r"fxmem(\.|$)", node.module or "")
+        for alias in node.names
+        if not hasattr(importlib.import_module(str(node.module)), alias.name)
+        and f"{node.module}.{alias.name}" not in MODULES
+    ]
+    assert missing == []
 
 
 def test_no_two_public_classes_have_one_name() -> None:

@@ -96,7 +96,7 @@ def analyse(kind: str, model: str, size: int, batch: int) -> list[list[int]]:
     import torch
 
     import fxmem
-    from fxmem.hardware.step_time import is_half
+    from fxmem.hardware.step_time import list_dtypes
 
     torch.backends.cuda.matmul.allow_tf32 = True
     timm.layers.set_fast_norm(kind == "fast")
@@ -123,8 +123,8 @@ def analyse(kind: str, model: str, size: int, batch: int) -> list[list[int]]:
     found = fxmem.analyze(built, torch.empty(batch, 3, size, size, device="meta"), precision="fp16", **options)
     profile = found.profile
     ops = [
-        [int("convolution" in op.name), int(is_half(profile, op)), op.flops or 0, op.moved_bytes or 0]
-        for op in profile.ops
+        [int("convolution" in op.name), int(dtype in ("float16", "bfloat16")), op.flops or 0, op.moved_bytes or 0]
+        for op, dtype in zip(profile.ops, list_dtypes(profile), strict=True)
     ]
     if "_b" not in kind:
         ops.sort(reverse=True)

@@ -259,11 +259,10 @@ def _check_recording(analysed: Any, model: Any, args: Any, kwargs: Any) -> None:
 def _explain(error: BaseException) -> tuple[Why, str]:
     from fxmem._torch import common as torch_common
     from fxmem.errors import EnvironmentLacksError
-    from fxmem.simulation.code.source_lines import innermost_user_line
+    from fxmem.simulation.code.source_lines import describe_place
 
     cause = error.__cause__ or error
-    line = innermost_user_line(cause) if isinstance(cause, Exception) else None
-    where = "" if line is None else f" at {line.file}:{line.line} `{line.code}`"
+    where = describe_place(cause)
     text = " ".join(str(cause).split())
     said = _shortened(f"{type(cause).__name__}: {text}", 300) + where
     if isinstance(error, EnvironmentLacksError):

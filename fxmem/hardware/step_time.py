@@ -178,7 +178,7 @@ def op_seconds(profile: Profile) -> list[float] | None:
         return None
     seconds: list[float] = []
     reached, link = card.reached[profile.step.mode], host_bytes_per_second(profile.target)
-    for op, dtype in zip(profile.ops, _list_dtypes(profile), strict=True):
+    for op, dtype in zip(profile.ops, list_dtypes(profile), strict=True):
         if op.moved_bytes is None or _lacks_rate(profile.target, op, dtype):
             return None
         if op.repeats is not None:
@@ -206,7 +206,7 @@ def time_assumption(target: Target, step: Step) -> str | None:
     )
 
 
-def _list_dtypes(profile: Profile) -> list[str]:
+def list_dtypes(profile: Profile) -> list[str]:
     """By op, what it computes in: the dtype of what it makes, else of what its node returns, maybe by other ops."""
     made = {each.op: each.dtype for each in reversed(profile.storages) if each.dtype}
     of_node = [node.outputs[0].dtype if node.outputs else "" for node in profile.nodes]
