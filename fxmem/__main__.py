@@ -165,9 +165,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if rest:
         options.parser.refuse(rest)
     check_own_options(options, arguments)
-    if getattr(options, "torch", None) is not None:
-        # One word says it from here on, in the commands that are shown next, too.
-        options.target, options.torch = f"{options.target},torch={options.torch}", None
+    # One word says it from here on, in the commands that are shown next, too.
+    given = ((key, getattr(options, key.replace("-", "_"), None)) for key in ("torch", "in-use", "os"))
+    options.beside = "".join(f",{key}={value}" for key, value in given if value is not None)
+    options.torch = options.in_use = options.os = None
+    if options.beside and hasattr(options, "target"):
+        options.target += options.beside
     return options
 
 

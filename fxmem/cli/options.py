@@ -126,13 +126,24 @@ STEP = grouped(
 TARGET = argument(
     "--target NAME|FILE.json",
     default="h100",
-    help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, a size like 24GB, or a JSON file",
+    help="the machine it is for: a card (see `fxmem doctor --targets`), a MIG instance or a share of one "
+    "(h100:3g.40gb, h100:0.5), cpu, a size like 24GB, or a JSON file",
 )._replace(variable="FXMEM_TARGET", group=OF_SUBJECT)
 TORCH = argument(
     "--torch VERSION",
     help="the release of torch on it, e.g. 2.6: its workspaces, its rules for kernels, its cuDNN (default: the one "
     "installed)",
 )._replace(group=OF_SUBJECT)
+BESIDE = grouped(
+    OF_SUBJECT,
+    argument("--in-use SIZE", help="what other programs have of the card, as a desktop: 2GiB"),
+    argument(
+        "--os",
+        choices=("linux", "windows"),
+        help="the operating system there: Windows (and WSL) keeps a share of the card (default: linux)",
+    ),
+)
+"""What else takes of the target."""
 LOOP = grouped(
     "the step",
     number("--accumulate K", "micro-batches to one optimizer step; the step is the last of them", default=1),
@@ -181,7 +192,7 @@ SHARDING = grouped(
     argument("--offload cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
 )
 """How the model is sharded: by the user's own function, or by a plan of ours."""
-ANALYSIS = (MODEL, *STEP, TARGET, TORCH, *LOOP, *COMPILE, *RANKS, *SHARDING)
+ANALYSIS = (MODEL, *STEP, TARGET, TORCH, *BESIDE, *LOOP, *COMPILE, *RANKS, *SHARDING)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""

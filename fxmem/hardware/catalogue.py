@@ -12,8 +12,10 @@ Figures and where they come from
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
@@ -88,6 +90,10 @@ class Card(Record):
     """Where the memory figure was seen."""
     placing_source: str = ""
     """Where it was seen that its driver places segments as `AddressSpace` has it; empty: nowhere."""
+    slices_gib: Mapping[str, float] = {}
+    """GiB of its MIG instances, by profile, as `nvidia-smi mig -lgip` prints them."""
+    windows_bytes: Bytes = 0
+    """What Windows reports of its memory, where that is not the size it is sold with."""
 
 
 _TABLES: Final = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
@@ -177,7 +183,8 @@ class _Architecture(NamedTuple):
 _ARCHITECTURES = {tuple(row.pop("capability")): _Architecture(**row) for row in _TABLES["architectures"]}
 
 
-_RELEASE = re.compile(r"(.+?), ?torch=(.*)")
+_SLICE = re.compile(r"(.+?)(?::| mig )([0-9]g\.[0-9]+gb)", re.IGNORECASE)
+_SHARE = re.compile(r"(.+):(0?\.[0-9]+|[0-9]{1,2}%)")
 _CLOSE = 50
 """Two sizes are of one card where they differ by less than this share, one in so many."""
 
@@ -191,22 +198,29 @@ def target(name: str) -> Target:
     """The target of that name, whatever its case, dashes, underscores and spaces.
 
     Also understood: the name a driver gives the card (`NVIDIA H100 80GB HBM3`), common other names (`4090`,
-    `a100-40gb`), a size (`24GB`; see `size_assumption`), and the path of a target file, recognised by `.json` (see
-    `load_target`).
+    `a100-40gb`), a size (`24GB`; see `part_assumption`), a MIG instance (`h100:3g.40gb`) or a share of the memory, as
+    schedulers give it out (`h100:0.5`), and the path of a target file, recognised by `.json` (see `load_target`).
 
-    With `,torch=2.6` behind, that release of torch is on it (`with_torch`).
+    Behind it, what surrounds the program there: `,torch=2.6` (`with_torch`), `,in-use=2GiB` of other programs, and
+    `,os=windows`.
 
     Raises:
         UsageError: no such target; the message lists the nearest names, or all of them. No such release.
     """
-    if (release := _RELEASE.fullmatch(name)) is not None:
-        return with_torch(target(release[1]), release[2])
+    card, _, option = name.rpartition(",")
+    key, _, value = option.strip().partition("=")
+    if card and key in _AROUND:
+        return _AROUND[key](target(card), value)
     if name.lower().endswith(".json"):
         return load_target(name)
     if (key := _key(name)) in _BY_KEY:
         return CATALOGUE[_BY_KEY[key]].target
     if (sized := _target_of_size(name)) is not None:
         return sized
+    if (part := _SLICE.fullmatch(name)) is not None:
+        return _slice(target(part[1]), part[2].lower())
+    if (part := _SHARE.fullmatch(name)) is not None:
+        return _share(target(part[1]), part[2])
     if _target_of_size(f"{name}GB") is not None:
         raise UsageError(f"unknown target {name!r}: did you mean {name.strip()}GB, a card of so much memory?")
     fields = '{"name": "mine", "device": "cuda", "memory_bytes": 25250627584, "capability": [8, 9]}'
@@ -222,6 +236,64 @@ def with_torch(card: str | Target, torch: str | None) -> Target:
     """
     found = target(card) if isinstance(card, str) else card
     return found if torch is None else found.model_copy(update={"torch": check_release(torch)})
+
+
+def _with_in_use(card: Target, size: str) -> Target:
+    nbytes = _read_size(size)
+    if nbytes is None:
+        raise UsageError(f"expected what other programs have of the card, e.g. in-use=2GiB, got {size!r}")
+    if nbytes >= (card.memory_bytes or math.inf):
+        memory = f"{card.name}, {card.memory_bytes:,} bytes"
+        raise UsageError(f"expected other programs to leave some of {memory}, got {size!r}")
+    return card.model_copy(update={"in_use_bytes": nbytes})
+
+
+def _with_system(card: Target, system: str) -> Target:
+    """The card under an operating system; Windows reports what is on the board, of which Linux drivers keep a little.
+
+    Raises:
+        UsageError: another than `linux` and `windows`.
+    """
+    if system not in ("linux", "windows"):
+        raise UsageError(f"expected os=linux or os=windows, got {system!r}")
+    known = CATALOGUE.get(card.name)
+    if system == "linux" or known is None:
+        return card.model_copy(update={"system": "" if system == "linux" else "windows"})
+    memory = known.windows_bytes or known.sold_gb << 30
+    return card.model_copy(update={"system": "windows", "memory_bytes": memory})
+
+
+_AROUND: Final[dict[str, Callable[[Target, str], Target]]] = {
+    "torch": with_torch,
+    "in-use": _with_in_use,
+    "os": _with_system,
+}
+"""What may stand behind a target's name."""
+
+
+def _slice(card: Target, profile: str) -> Target:
+    known = CATALOGUE[card.name].slices_gib if card.name in CATALOGUE else {}
+    if profile not in known:
+        told = f"known are {', '.join(known)}" if known else "none is known"
+        raise UsageError(f"expected a MIG instance of {card.name} whose memory is known, got {profile!r}: {told}")
+    return _part(card, profile, f"{card.full_name} MIG {profile}", int(known[profile] * (1 << 30)))
+
+
+def _share(card: Target, share: str) -> Target:
+    part = Fraction(share.rstrip("%")) / (100 if share.endswith("%") else 1)
+    if card.memory_bytes is None or not part:
+        raise UsageError(f"expected a share of a card's memory, e.g. h100:0.5, got {card.name}:{share}")
+    return _part(card, share, f"{share} of {card.full_name}", int(card.memory_bytes * part))
+
+
+def _part(card: Target, part: str, full_name: str, nbytes: int) -> Target:
+    named = {"name": f"{card.name}:{part}", "full_name": full_name, "memory_bytes": nbytes}
+    return card.model_copy(update=named)
+
+
+def _find_card(card: Target) -> Card | None:
+    """The catalogue's card that a target is, or is a part of."""
+    return CATALOGUE.get(card.name.partition(":")[0])
 
 
 def find_by_memory(nbytes: int) -> tuple[str, ...]:
@@ -269,7 +341,7 @@ def device_properties(target: Target) -> DeviceProperties:
             f"device properties are known for compute capabilities {known}; target {target.name!r} is {has}"
         )
     alike = [card for card in CATALOGUE.values() if card.target.capability == target.capability]
-    card = next((card for card in alike if card.target.name == target.name), alike[0])
+    card = next((card for card in alike if card is _find_card(target)), alike[0])
     major, minor = target.capability
     return DeviceProperties(
         device_ver=100 * major + 10 * minor,
@@ -293,16 +365,17 @@ _UNITS = {"GB": 10**9, "GIB": 1 << 30, "MB": 10**6, "MIB": 1 << 20}
 
 def _target_of_size(name: str) -> Target | None:
     """A card of which only the size is said; None if `name` is no size."""
-    match = _SIZE.fullmatch(name.strip())
-    if match is None:
+    match, nbytes = _SIZE.fullmatch(name.strip()), _read_size(name)
+    if match is None or not nbytes:
         return None
-    size, unit = match[1], "GB" if match[2] in "gG" else match[2].upper()
-    nbytes = int(Fraction(size) * _UNITS[unit])
-    unit = unit.replace("I", "i")
-    if nbytes == 0:
-        return None
+    size, unit = match[1], "GB" if match[2] in "gG" else match[2].upper().replace("I", "i")
     capability, full_name = _card_of_size(nbytes).capability, f"a card of {size} {unit}"
     return Target(name=f"{size}{unit}", device="cuda", full_name=full_name, memory_bytes=nbytes, capability=capability)
+
+
+def _read_size(text: str) -> int | None:
+    match = _SIZE.fullmatch(text.strip())
+    return None if match is None else int(Fraction(match[1]) * _UNITS["GB" if match[2] in "gG" else match[2].upper()])
 
 
 def _card_of_size(nbytes: int) -> Target:
@@ -317,9 +390,15 @@ def _card_of_size(nbytes: int) -> Target:
     return min(cards, key=distance)
 
 
-def size_assumption(target: Target) -> str | None:
-    """What is taken for granted of a card of which only the size was said; None for any other target."""
-    if target.name in CATALOGUE or target.memory_bytes is None or _target_of_size(target.name) != target:
+def part_assumption(target: Target) -> str | None:
+    """What is taken for granted of a part of a card, and of one of which only the size was said; None of others."""
+    if ":" in target.name and (whole := _find_card(target)) is not None:
+        return (
+            f"{target.name} has its share of the memory alone; kernels, workspaces and context are those of a whole "
+            f"{whole.target.name}; its speed is not known"
+        )
+    sized = _target_of_size(target.name)
+    if target.memory_bytes is None or sized is None or sized.memory_bytes != target.memory_bytes:
         return None
     like = _card_of_size(target.memory_bytes)
     return (
@@ -329,8 +408,9 @@ def size_assumption(target: Target) -> str | None:
 
 
 def same_card(target: Target, card: str) -> bool:
-    """Whether a target is the card that a driver gives this name."""
-    return _key(card) in (_key(target.full_name), _key(target.name))
+    """Whether a target is the card that a driver gives this name, or a part of it."""
+    known = _find_card(target)
+    return _key(card) in (_key(target.full_name), _key(target.name), _key(known.target.full_name if known else ""))
 
 
 def has_known_placing(target: Target) -> bool:
@@ -340,7 +420,7 @@ def has_known_placing(target: Target) -> bool:
 
 def is_alike(target: Target, card: str) -> bool:
     """Whether two cards of the catalogue have the same compute capability and as many multiprocessors."""
-    mine = next((known for known in CATALOGUE.values() if known.target.name == target.name), None)
+    mine = _find_card(target)
     other = CATALOGUE.get(_BY_KEY.get(_key(card), ""))
     if mine is None or other is None:
         return False
@@ -371,9 +451,9 @@ def _suggestion(name: str) -> str:
 
 PER_MACHINE: Final = 8
 """Cards of one machine."""
-_NVLINK: Final = {(7, 0): 150e9, (8, 0): 300e9, (9, 0): 450e9, (10, 0): 900e9}
+_NVLINK: Final = {(7, 0): 150e9, (8, 0): 300e9, (9, 0): 450e9, (10, 0): 900e9, (10, 3): 900e9}
 """By compute capability, bytes a second in one direction between the cards of a machine: NVIDIA's data sheets of V100,
-A100, H100 and B200, in their SXM form."""
+A100, H100, B200 and B300, in their SXM form."""
 _NETWORK: Final = 50e9
 """Between machines: one port of 400 Gbit/s for each card, as in a DGX H100."""
 _HOST: Final = {7: 12.2e9, 8: 26.0e9, 9: 55.6e9, 10: 55.6e9, 12: 55.6e9}
@@ -387,7 +467,6 @@ SENT_AHEAD: Final = 2
 """Copies of offloaded results to the host that may be under way before the step waits for the first of them."""
 FETCHED_AHEAD: Final = 2
 """Copies back that are begun before they are asked for."""
-NCCL_PUBLISHED: Final = "560 MiB with one rank to 900 with eight were published for the first of an H100"
 
 
 def bytes_per_second(target: Target, group: RankGroup) -> float | None:
@@ -395,6 +474,11 @@ def bytes_per_second(target: Target, group: RankGroup) -> float | None:
     if group.size * group.spread > PER_MACHINE:
         return _NETWORK
     return None if target.capability is None else _NVLINK.get(target.capability)
+
+
+def has_link(capability: tuple[int, int] | None) -> bool:
+    """Whether cards of a compute capability have NVLink between them, in the form that was looked up."""
+    return capability in _NVLINK
 
 
 def host_bytes_per_second(target: Target) -> float | None:

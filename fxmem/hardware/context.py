@@ -1,18 +1,18 @@
-"""What a process takes of a card beside its tensors: the context, and cuBLAS's workspaces."""
+"""What a process takes of a card beside its tensors: the context, NCCL, and cuBLAS's workspaces."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from math import ceil
+from collections.abc import Mapping, Sequence
+from math import ceil, log2
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
 from fxmem.errors import UsageError
-from fxmem.hardware.catalogue import is_alike, same_card
+from fxmem.hardware.catalogue import has_link, is_alike, same_card
 from fxmem.hardware.releases import find_release
 from fxmem.records.profile import Bytes, ProcessBytes, Record, Target
 from fxmem.records.units import format_bytes
@@ -37,10 +37,14 @@ class ContextSize(Record):
     driver: str = ""
     """Empty where the source does not say."""
     state: str = Field(
-        default="working", pattern="^(bare|working|process group( of [0-9]+)?|eager loading|other libraries)$"
+        default="working",
+        pattern="^(bare|working|windows|process group( of [0-9]+)?|eager loading|other libraries)$",
     )
-    """`bare`: a context and next to nothing run. `working`: in the middle of a program. The others do not count for one
-    process on one card: a process group of so many ranks, all kernels loaded at the start, other libraries' memory."""
+    """`bare`: a context and next to nothing run. `working`: in the middle of a program. `windows`: all that is not free
+    there beside a context. The others do not count for one process on one card: a process group of so many ranks, all
+    kernels loaded at the start, other libraries' memory."""
+    ranks: int = 0
+    """Of a communicator of NCCL, whose size it then is alone, without the context."""
     nbytes: Bytes
     margin: Bytes = 0
     """How far off `nbytes` may be, because the source rounds."""
@@ -53,62 +57,129 @@ def known_context_sizes() -> tuple[ContextSize, ...]:
     return TypeAdapter(tuple[ContextSize, ...]).validate_json(CONTEXT_SIZES.read_bytes())
 
 
-def process_range(target: Target, reserved_bytes: int) -> ProcessBytes | None:
-    """What a process takes that has so many bytes reserved, which may be more than there is. None: nothing is known."""
-    context = context_range(target)
-    if context is None:
+def process_range(target: Target, reserved_bytes: int, groups: int = 1) -> ProcessBytes | None:
+    """What a process takes that has so many bytes reserved, which may be more than there is. None: nothing is known.
+
+    Args:
+        target: where it runs.
+        reserved_bytes: of the allocator.
+        groups: process groups that it communicates in, if any. Each has a communicator of its own; what those after the
+            first take is in the upper end alone.
+    """
+    if context_range(target) is None:
         return None
-    low, high = context.low + reserved_bytes, context.high + reserved_bytes
-    return ProcessBytes(low=low, high=high, grounds=context.grounds)
+    parts = [each for each in _parts_beside(target) if each.grounds]
+    return ProcessBytes(
+        low=reserved_bytes + sum(each.low for each in parts),
+        high=reserved_bytes + sum(each.high for each in parts) + max(groups - 1, 0) * _FURTHER_GROUP,
+        grounds="; ".join(each.grounds for each in parts),
+    )
+
+
+class _Part(NamedTuple):
+    """What is on a card beside the allocator's segments."""
+
+    label: str
+    low: int
+    high: int
+    grounds: str = ""
+    """What the range of the process's own is over; empty for what others have."""
+
+
+_OTHERS: Final = "other programs have"
+_FURTHER_GROUP: Final = 688 << 20
+"""What NVIDIA/nccl 964 saw of each communicator among four A100 over NVLink."""
+_LOADED: Final = 336 << 20
+"""What programs had more than a context alone on an H200: 858 and 522 MiB, rows of the table."""
+
+
+def _parts_beside(target: Target) -> list[_Part]:
+    """What else of a card is taken, the context first where it is known."""
+    label = "Windows and a CUDA context take" if target.system else "a CUDA context takes"
+    ranges = ((label, context_range(target)), ("NCCL", nccl_range(target)))
+    parts = [_Part(label, found.low, found.high, found.grounds) for label, found in ranges if found is not None]
+    return [*parts, *([_Part(_OTHERS, target.in_use_bytes, target.in_use_bytes)] if target.in_use_bytes else [])]
 
 
 def context_range(target: Target) -> ProcessBytes | None:
     """The range for a process on the target. None where nothing is known.
 
     Taken are the rows of the same card; without any, those of cards with the same compute capability and as many
-    multiprocessors. Where these have no row of a process at work, rows of every card of the capability join them.
+    multiprocessors. Where these have no row of a process at work, rows of every card of the capability join them. On
+    Windows, rows of what it leaves of a card, with a context on it that has loaded nothing yet.
     """
     if target.device != "cuda":
         return None
+    if target.system:
+        counted = [row for row in known_context_sizes() if row.state == "windows"]
+        return _span([row for row in counted if same_card(target, row.card)] or counted, more=_LOADED)
     counted = [row for row in known_context_sizes() if row.state in ("bare", "working")]
     rows = [row for row in counted if same_card(target, row.card)]
     rows = rows or [row for row in counted if is_alike(target, row.card)]
     if not any(row.state == "working" for row in rows):
         rows = [row for row in counted if row in rows or row.capability == target.capability]
+    return _span(rows)
+
+
+def nccl_range(target: Target) -> ProcessBytes | None:
+    """What NCCL's first communicator takes. None without a process group.
+
+    Taken are the rows of as many ranks, or the nearest number that was seen, on the same card; without any, on cards
+    that have a link between them like it, or have none.
+    """
+    rows = [row for row in known_context_sizes() if row.ranks]
+    if not target.ranks or target.device != "cuda" or not rows:
+        return None
+    linked = has_link(target.capability)
+    rows = [row for row in rows if same_card(target, row.card)] or [
+        row for row in rows if has_link(row.capability) == linked
+    ]
+    nearest = min((row.ranks for row in rows), key=lambda ranks: abs(log2(ranks / target.ranks)))
+    return _span([row for row in rows if row.ranks == nearest], f" of NCCL among {nearest}")
+
+
+def _span(rows: Sequence[ContextSize], what: str = "", more: int = 0) -> ProcessBytes | None:
     if not rows:
         return None
+    cards = ", ".join(dict.fromkeys(row.card for row in rows))
     return ProcessBytes(
         low=min(row.nbytes - row.margin for row in rows),
-        high=max(row.nbytes + row.margin for row in rows),
-        grounds=f"{len(rows)} published measurement{'s' * (len(rows) != 1)} on "
-        + ", ".join(dict.fromkeys(row.card for row in rows)),
+        high=max(row.nbytes + row.margin for row in rows) + more,
+        grounds=f"{len(rows)} published measurement{'s' * (len(rows) != 1)}{what} on {cards}",
     )
 
 
-def room_bytes(target: Target) -> int | None:
-    """What a context leaves of a card at most, with which every verdict compares; a CPU's memory is all room.
+def _least_beside(target: Target) -> int:
+    return sum(each.low for each in _parts_beside(target))
 
-    All of the card where no context's size is known, or one would not fit. None where its memory is not known.
+
+def room_bytes(target: Target) -> int | None:
+    """What is left of a card at most, with which every verdict compares; a CPU's memory is all room.
+
+    All of a card on which a context would not fit, or its size is not known. None where its memory is not known.
     """
     context, memory = context_range(target), target.memory_bytes
-    return memory if memory is None or context is None or context.low >= memory else memory - context.low
+    if memory is None or (context is not None and context.low >= memory):
+        return memory
+    return max(memory - _least_beside(target), 0)
 
 
 def give_room(target: Target, nbytes: int) -> Target:
-    """The same card with as much memory as leaves the allocator so many bytes beside a context."""
-    context = context_range(target)
-    return target.model_copy(update={"memory_bytes": nbytes + (0 if context is None else context.low)})
+    """The same card with as much memory as leaves the allocator so many bytes."""
+    return target.model_copy(update={"memory_bytes": nbytes + _least_beside(target)})
 
 
 def explain_room(target: Target) -> str:
     """The room of a card, and why it is less than its memory; empty off a card, and where its memory is not known."""
-    context, memory, room = context_range(target), target.memory_bytes, room_bytes(target)
+    memory, room, taken = target.memory_bytes, room_bytes(target), _parts_beside(target)
     if target.device != "cuda" or memory is None:
         return ""
-    if context is None:
-        return f"{format_bytes(memory)}: what a CUDA context takes of it is not known"
-    least = f"a CUDA context takes {format_bytes(context.low)} or more"
-    return f"{format_bytes(room)} of {format_bytes(memory)}: {least}{' and leaves nothing' if room == memory else ''}"
+    parts = [f"{each.label} {format_bytes(each.low)}{' or more' * bool(each.grounds)}" for each in taken]
+    if context_range(target) is None:
+        parts.insert(0, "what a CUDA context takes of it is not known")
+    of = f"{format_bytes(room)} of " if taken else ""
+    nothing = " and leaves nothing" if taken and room == memory else ""
+    return f"{of}{format_bytes(memory)}: {', '.join(parts)}{nothing}"
 
 
 def format_range(low: int, high: int) -> str:

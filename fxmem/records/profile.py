@@ -362,10 +362,20 @@ class Target(Record):
     torch: str = Field(default="", exclude_if=lambda value: not value)
     """The release of torch there, e.g. `2.6`, whose kernels and workspaces are predicted; empty for the one that is
     installed here."""
+    ranks: int = Field(default=0, exclude_if=lambda value: not value)
+    """Ranks that it communicates with over NCCL, itself included; 0 without a process group."""
+    in_use_bytes: Bytes = Field(default=0, exclude_if=lambda value: not value)
+    """What other programs have of it."""
+    system: Literal["", "windows"] = Field(default="", exclude_if=lambda value: not value)
+    """The operating system there, which keeps a share of the card for itself; empty for Linux."""
 
     def release(self, installed: str) -> str:
         """Return the release of torch there, of which `installed` is the one here."""
         return self.torch or installed
+
+    def among(self, ranks: int) -> Target:
+        """Return the same for one of so many ranks; a CPU has no NCCL."""
+        return self.model_copy(update={"ranks": ranks}) if self.device == "cuda" else self
 
 
 class PartOfRound(Record):
@@ -640,6 +650,10 @@ class Profile(Headed, Versioned):
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
     assumptions: Many[Assumption] = ()
     unknowns: Many[Unknown] = ()
+
+    def at(self, card: Target) -> Profile:
+        """Return the same step on another card, as one of as many ranks."""
+        return self.model_copy(update={"target": card.among(self.target.ranks)})
 
     @property
     def missing_loss(self) -> tuple[Assumption, ...]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from fxmem.hardware.catalogue import NCCL_PUBLISHED
 from fxmem.hardware.context import explain_room, format_range, room_bytes
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.budget import Budget
@@ -135,19 +134,15 @@ class PeakCount(NamedTuple):
 
 def peak_counts(peak: Peak) -> tuple[PeakCount, ...]:
     """The peak in every count: requested, allocated, reserved, and the process's."""
-    low, high = (None, None) if peak.process_bytes is None else (peak.process_bytes.low, peak.process_bytes.high)
+    process = peak.process_bytes
+    low, high = (None, None) if process is None else (process.low, process.high)
+    beside = "with the CUDA context" + " and NCCL" * (process is not None and "NCCL" in process.grounds)
     return (
         PeakCount("Requested", peak.requested_bytes, "what the program asks for and holds at once"),
         PeakCount("Allocated", peak.allocated_bytes, "in the allocator's blocks", "torch.cuda.max_memory_allocated"),
         PeakCount("Reserved", peak.reserved_bytes, "held by the allocator", "torch.cuda.max_memory_reserved"),
-        PeakCount("Process", high, "with the CUDA context", "nvidia-smi", low),
+        PeakCount("Process", high, beside, "nvidia-smi", low),
     )
-
-
-def sends_by_nccl(profile: Profile) -> bool:
-    """Whether the process has NCCL's communicators beside its context, whose size is not known."""
-    ranks = profile.step.ranks
-    return ranks is not None and bool(ranks.groups) and profile.target.device == "cuda"
 
 
 def peak_facts(profile: Profile, peak: Peak) -> Facts:
@@ -165,7 +160,6 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     if peak.process_bytes is not None:
         size = format_range(peak.process_bytes.low, peak.process_bytes.high)
         words = f"{size} {process.meaning} ({process.call}), a range: {peak.process_bytes.grounds}"
-        words += f"; without NCCL's communicators: {NCCL_PUBLISHED}" if sends_by_nccl(profile) else ""
         facts.append(Fact(process.label, words, "process"))
     if peak.op is None:
         return [*facts, Fact("Where", "before the first operator", "where")]
@@ -325,7 +319,8 @@ def find_fit(profile: Profile, peak: Peak, budget: Budget | None = None) -> Fit:
         requested = "requested bytes, without the allocator's rounding and fragmentation"
         room = explain_room(profile.target)
         counted = f"Counted: {requested if peak.fits is None else 'what the allocator reserves'}"
-        counted += f"; room: {room}; other processes are not counted" if room else ""
+        others = "" if profile.target.in_use_bytes else "; other processes are not counted"
+        counted += f"; room: {room}{others}" if room else ""
     return Fit(
         *(is_fitting, printable(verdict), printable(peak.shortage), counted, keeps, is_failed),
         is_open=_is_open(profile, peak) or (budget is not None and keeps is None),
@@ -363,7 +358,13 @@ def compare_with_target(profile: Headed, peak: Peak) -> tuple[bool | None, str]:
     if _is_open(profile, peak):
         words = f"not known: {least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}"
         return None, f"{words}, as shapes depend on data"
-    return is_fitting, f"{least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}, {percent(nbytes, room)}"
+    spills = ""
+    if profile.target.system and not is_fitting:
+        spills = f"; Windows spills {format_bytes(nbytes - room)} into the host's memory: slower, not an error"
+    return (
+        is_fitting,
+        f"{least}{format_bytes(nbytes)} of {format_bytes(room)} on {name}, {percent(nbytes, room)}{spills}",
+    )
 
 
 def _is_open(about: Headed, peak: Peak) -> bool:

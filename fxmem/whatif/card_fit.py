@@ -109,7 +109,7 @@ def _key(step: ProfiledStep) -> tuple[Any, ...]:
 
 def _move_plan(plan: Plan, after: ProfiledStep, card: Target, before: ProfiledStep) -> Plan:
     """Return another card's plan of the same step, with this card's times and process bytes."""
-    one, other = (step.profile.model_copy(update={"target": card}) for step in (before, after))
+    one, other = (step.profile.at(card) for step in (before, after))
     return plan.model_copy(
         update={
             "target": card,

@@ -169,16 +169,17 @@ class Measuring:
             points += made
         return _Answer(points=tuple(points), analyses=len(known), note=note)
 
-    def _find_room(self, at: Settings) -> int:
-        return self.room if self.room is not None else room_bytes(self._by_name[at.card]) or 0
+    def _find_room(self, at: Settings, ranks: int) -> int:
+        return self.room if self.room is not None else room_bytes(self._by_name[at.card].among(ranks)) or 0
 
     def _refuse(self, at: Settings, error: FxmemError) -> Point:
         obstacle = f"It cannot run: {one_line(error)}"
-        return Point(**dict(at), room_bytes=self._find_room(at), fits=False, obstacle=obstacle)
+        return Point(**dict(at), room_bytes=self._find_room(at, _count_ranks(at)), fits=False, obstacle=obstacle)
 
     def judge(self, at: Settings, step: ProfiledStep, *, is_analysed: bool = True) -> Point:
         """The point of a step."""
-        card, room, plan = self._by_name[at.card], self._find_room(at), self.source.plans.get(at.checkpoints)
+        card, plan = self._by_name[at.card], self.source.plans.get(at.checkpoints)
+        room = self._find_room(at, step.profile.target.ranks)
         peak, retries = step.within(room, card)
         is_timed = self.space.question == "cards" or not (step.profile.step.program or step.profile.step.generation)
         point = Point(
@@ -194,9 +195,13 @@ class Measuring:
 
     def price(self, point: Point) -> Point:
         """The point with its cost."""
-        price, ranks = self.space.prices.get(point.card), 1 if point.mesh == NONE else read_mesh(point.mesh).size
-        cost = None if price is None or point.time is None else point.time.seconds / 3600 * price * ranks
-        return point.model_copy(update={"cost": cost})
+        price = self.space.prices.get(point.card)
+        each = None if price is None or point.time is None else point.time.seconds / 3600 * price
+        return point.model_copy(update={"cost": None if each is None else each * max(_count_ranks(point), 1)})
+
+
+def _count_ranks(at: Settings) -> int:
+    return 0 if at.mesh == NONE else read_mesh(at.mesh).size
 
 
 # --- sizes that follow from others ------------------------------------------------------------------------------------

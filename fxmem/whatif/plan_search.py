@@ -507,7 +507,8 @@ class PlanSearch:
             least = exact_bytes(shortfall.least_bytes)
             why = ", as the allocator's segments for it take more" if shortfall.least_bytes > peak.counted_bytes else ""
             message += f"; the least budget that a plan keeps is {least}{why}"
-            fits = shortfall.least_bytes <= (room_bytes(target) or math.inf)
+            room = room_bytes(target)
+            fits = room is None or shortfall.least_bytes <= room
             message += f": --budget {shortfall.least_bytes} gives it" if fits else f", and {target.name} has less"
         return message
 

@@ -271,7 +271,7 @@ class _Search:
         self._source, self._count, self._batch, self._tell = source, count, batch, progress
         self._card = source.request.resolved_target
         space = Space(question="meshes", ranks=count, samples=batch)
-        self._work, self._room = Measuring(source, space, [self._card]), room_bytes(self._card) or 0
+        self._work, self._room = Measuring(source, space, [self._card]), room_bytes(self._card.among(count)) or 0
         model = source.model
         blocks = len(find_blocks(model))
         shorts = (shorten(model, 2), shorten(model, 3)) if blocks > 3 else (None, None)

@@ -64,6 +64,31 @@ def test_the_release_of_torch_is_said_once(capsys: pytest.CaptureFixture[str]) -
     assert "--torch" not in following
 
 
+def test_what_else_has_of_the_card_counts_in_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["torch.nn:Linear", "--set", "in_features=8", "--set", "out_features=8", "--quiet", "--width", "200"]
+    inputs = ["--input", "2x8"]
+    beside = ["--in-use", "14GiB", "--os", "windows"]
+    assert main(["analyze", *settings, *inputs, "--target", "t4", *beside]) == 0
+    text = capsys.readouterr().out
+    assert " of 1.10 GiB on t4" in text  # 16 GiB, less what Windows keeps at least, and these
+    assert "--target t4,in-use=14GiB,os=windows" in text
+    assert main(["cards", *settings, *inputs, "--only", "t4,l4", "--in-use", "14.5GiB"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Cards 1 of 2 fit" in text
+    assert "takes of it at least, and 14.5 GiB of other programs" in text
+    over = ["--over", "card=t4,l4", "--over", "batch=2"]
+    assert main(["sweep", *settings, "--input", "2x8", *over, *beside[:2]]) == 0
+    assert "and 14.0 GiB of other programs" in " ".join(capsys.readouterr().out.split())
+
+
+def test_where_windows_spills(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["torch.nn:Linear", "--set", "in_features=8", "--set", "out_features=8", "--input", "2x8", "--quiet"]
+    assert main(["analyze", *settings, "--target", "t4,os=windows,in-use=15.09GiB", "--width", "200"]) == 4
+    text = capsys.readouterr().out
+    assert "; Windows spills " in text
+    assert "into the host's memory: slower, not an error" in text
+
+
 def test_a_report_leads_to_its_page_or_to_a_plan() -> None:
     profile = small_profile().model_copy(update={"target": CARD})
     assert next_for_report("a b.json", report_of(profile, fits=True)) == (

@@ -13,9 +13,11 @@ from fxmem.hardware.catalogue import (
     device_properties,
     load_target,
     names,
+    part_assumption,
     target,
     with_torch,
 )
+from fxmem.hardware.context import context_range
 from fxmem.records.profile import Target
 
 CARDS = [name for name in names() if name != "cpu"]
@@ -79,7 +81,7 @@ def test_every_name_and_full_name_finds_its_own_card() -> None:
         ("GPU", r"say which card: t4"),
         ("quantum", r"unknown target 'quantum': expected one of cpu, t4"),
         ("", r"unknown target '': expected one of cpu"),
-        ("rtx4070", r"did you mean .*, a card's memory \(12GB\), or a target file NAME.json"),
+        ("rtx4075", r"did you mean .*, a card's memory \(12GB\), or a target file NAME.json"),
         ("24", r"unknown target '24': did you mean 24GB, a card of so much memory\?$"),
     ],
 )
@@ -200,6 +202,57 @@ def test_a_release_of_torch_is_said_behind_the_name_of_its_card(tmp_path: Path) 
     path = tmp_path / "mine.json"
     path.write_text('{"name": "mine", "device": "cuda", "capability": [8, 6], "torch": "2.6"}')
     assert load_target(path).torch == "2.6"
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "gib"),
+    [
+        ("h100:3g.40gb", "h100:3g.40gb", 39.5),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "a100:3g.20gb", 19.5),
+        ("h200:1g.18gb", "h200:1g.18gb", 16.0),
+    ],
+)
+def test_a_mig_instance_is_a_card_of_its_own_memory(name: str, short: str, gib: float) -> None:
+    part = target(name)
+    whole = target(short.partition(":")[0])
+    assert (part.name, part.memory_bytes, part.capability) == (short, int(gib * (1 << 30)), whole.capability)
+    assert part.full_name == f"{whole.full_name} MIG {short.partition(':')[2]}"
+    assert context_range(part) == context_range(whole)
+    assert "kernels, workspaces and context are those of a whole" in (part_assumption(part) or "")
+    assert device_properties(part).multi_processor_count == device_properties(whole).multi_processor_count
+    assert target(f"{name}, torch=2.6").torch == "2.6"
+
+
+@pytest.mark.parametrize("share", ["0.25", ".25", "25%"])
+def test_a_share_of_a_card(share: str) -> None:
+    assert target(f"h100:{share}").memory_bytes == (target("h100").memory_bytes or 0) // 4
+
+
+def test_what_surrounds_a_program_may_stand_behind_its_card_in_any_order() -> None:
+    one, other = (
+        target("rtx3090,in-use=500MB,os=windows,torch=2.6"),
+        target("rtx3090,torch=2.6,os=windows,in-use=500MB"),
+    )
+    assert one == other
+    assert (one.in_use_bytes, one.system, one.torch) == (500_000_000, "windows", "2.6")
+    assert target("rtx3090,os=linux") == target("rtx3090")
+    assert part_assumption(target("24GB,in-use=1GB")) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h100:3g.20gb", r"a MIG instance of h100 whose memory is known, got '3g\.20gb': known are 1g\.10gb, "),
+        ("rtx4090:1g.5gb", r"a MIG instance of rtx4090 whose memory is known, got '1g\.5gb': none is known"),
+        ("cpu:0.5", r"a share of a card's memory, e\.g\. h100:0\.5, got cpu:0\.5"),
+        ("h100,in-use=much", r"what other programs have of the card, e\.g\. in-use=2GiB, got 'much'"),
+        ("t4,in-use=15GiB", r"to leave some of t4, 15,642,329,088 bytes, got '15GiB'"),
+        ("h100,os=beos", r"expected os=linux or os=windows, got 'beos'"),
+    ],
+)
+def test_a_part_that_is_not_known_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        target(name)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_every_card_of_the_catalogue_has_rates_and_no_other() -> None:
 @pytest.mark.parametrize("name", RATES)
 def test_bandwidth_is_two_transfers_a_clock_over_whole_chips(name: str) -> None:
     mhz = CATALOGUE[name].memory_clock_mhz
-    chip = 128 if mhz < 4500 else 8  # bytes: a stack of HBM, two chips of GDDR
+    chip = 128 if mhz < 4500 else 4  # bytes: a stack of HBM, a chip of GDDR
     chips = RATES[name].bandwidth / (2 * mhz * 1e6 * chip)
     assert chips == pytest.approx(round(chips), rel=0.04)
 

@@ -1,6 +1,6 @@
 """Which cards does it fit?
 
-Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times for all
+Hold a step against every card of the catalogue. It is analysed once for each compute capability (nine times for all
 cards), because that decides the kernels and their workspaces; so is a program (--run), and a report is held against
 cards of its own capability. With --plan also the checkpoints with which it fits where it does not by itself. Exit code
 4 if it fits none, 1 if that is not known.
@@ -43,7 +43,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     program = read_program(options)
     check_generation(options)
-    names = None if options.only is None else [name.strip() for name in options.only.split(",")]
+    known = (name for name in catalogue.names() if name != "cpu")
+    given = None if options.only is None else [name.strip() for name in options.only.split(",")]
+    beside = getattr(options, "beside", "")
+    names = [f"{name}{beside}" for name in given or known] if given or beside else None
     if options.plan and options.mode != "train":
         raise UsageError(
             "expected --plan with a training step: at inference nothing is saved for backward, so there is nothing "

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import RUNNABLE, TARGET, TORCH, text_output
+from fxmem.cli.options import BESIDE, RUNNABLE, TARGET, TORCH, text_output
 from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
@@ -47,7 +47,7 @@ ARGUMENTS = (
         help="a text with the message, or what torch.cuda.memory._dump_snapshot wrote; `-` reads standard input; "
         "several texts, or a folder of them, are one job's log",
     ),
-    *(_TARGET if each is TARGET else each for each in RUNNABLE if each is not TORCH),
+    *(_TARGET if each is TARGET else each for each in RUNNABLE if each not in (TORCH, *BESIDE)),
     flag("--quick", "with a program or a model: try only changes of one line that often decide, and no checkpoints"),
     *text_output("explanation"),
     argument("--markdown FILE|-", help="write it as Markdown; `-` writes that to stdout instead of the text"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.options import GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET, TORCH
+from fxmem.cli.options import BESIDE, GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET, TORCH
 from fxmem.cli.output import check_output, next_for_report, write_report
 from fxmem.cli.parser import number
 from fxmem.cli.progress import Progress
@@ -28,6 +28,7 @@ ARGUMENTS = (
     *KERNELS,
     TARGET,
     TORCH,
+    *BESIDE,
     *REPORT_OUTPUT,
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.options import COMPILE, GENERATION, INPUTS, LOOP, RANKS, SHARDING, STEP, TARGET, TORCH
+from fxmem.cli.options import BESIDE, COMPILE, GENERATION, INPUTS, LOOP, RANKS, SHARDING, STEP, TARGET, TORCH
 from fxmem.cli.parser import Parser, argument
 
 ARGUMENTS = (argument("topic step|COMMAND", nargs="?", help="what to describe; none: the list of commands"),)
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         parser.description = "The options of every step, for the verbs that run one. `--target` is of programs, too."
         parser.names_shared = False
         steps = (each for each in STEP if each not in INPUTS)
-        parser.add_arguments((TARGET, TORCH, *INPUTS, *steps, *LOOP, *COMPILE, *RANKS, *SHARDING, *GENERATION))
+        parser.add_arguments((TARGET, TORCH, *BESIDE, *INPUTS, *steps, *LOOP, *COMPILE, *RANKS, *SHARDING, *GENERATION))
     elif options.topic is not None:
         if options.topic not in parsers:
             options.parser.error(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.options import INPUTS, MODEL, STEP, TARGET, text_output
+from fxmem.cli.options import BESIDE, INPUTS, MODEL, STEP, TARGET, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag, number
 from fxmem.cli.progress import Progress
@@ -27,6 +27,7 @@ ARGUMENTS = (
     *(each for each in INPUTS if each.names[0] in ("--set", "--download")),
     *(each for each in STEP if each.names[0] in _OF_THE_STEP),
     TARGET,
+    *BESIDE,
     argument("--engine ENGINE[@RELEASE]", default=ENGINES[0], help="vllm, sglang, or a release of it: vllm@0.19"),
     argument("--mesh tp=4[,pp=2]", help="how cards share the model: each layer by 4, 2 stages"),
     argument("--quantize", choices=("fp8",), help="linear layers quantised as they are loaded (vLLM's --quantization)"),

@@ -14,7 +14,7 @@ import argparse
 import contextlib
 
 from fxmem.cli.given_program import name_program
-from fxmem.cli.options import QUIET, RANKS, REPORT_OUTPUT, TARGET, TORCH
+from fxmem.cli.options import BESIDE, QUIET, RANKS, REPORT_OUTPUT, TARGET, TORCH
 from fxmem.cli.output import check_folder, check_output, next_for_program, write_report
 from fxmem.cli.parser import argument, flag, number, repeatable
 from fxmem.cli.progress import StatusLine, say
@@ -25,6 +25,7 @@ from fxmem.records.units import AS_IS, MAX_OPERATORS, STEADY, STEPS
 ARGUMENTS = (
     TARGET,
     TORCH,
+    *BESIDE,
     number("--steps", f"optimizer steps after which to stop (default {STEPS})", least=1),
     argument(
         "--until",

@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     around = ("", "") if options.markdown in (None, "-") else _read_around(Path(options.markdown))
     grid, plans = _read_grid(options)
     program = read_program(options)
-    grid = grid if grid.card else grid.model_copy(update={"card": (options.target,)})
+    beside = getattr(options, "beside", "")
+    grid = grid.model_copy(update={"card": tuple(f"{card}{beside}" for card in grid.card) or (options.target,)})
     options.target = grid.card[0]
     kept = None if options.json in (None, "-") else _read_kept(Path(options.json))
     with Progress(options.quiet) as progress:

@@ -330,7 +330,9 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
             "allocated_bytes": allocated,
             "reserved_bytes": reserved,
             "reserved_high_bytes": None if waiting is None else max(waiting, reserved or 0),
-            "process_bytes": None if reserved is None else process_range(profile.target, reserved),
+            "process_bytes": None
+            if reserved is None
+            else process_range(profile.target, reserved, _count_groups(profile)),
             "room_bytes": room,
             "fits": fits,
             "shortage": shortage,
@@ -341,6 +343,10 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
         }
     )
     return timeline.model_copy(update={"peak": peak})
+
+
+def _count_groups(profile: Profile) -> int:
+    return 0 if profile.step.ranks is None else len(profile.step.ranks.groups)
 
 
 def _replay_within(profile: Profile, settings: AllocatorSettings) -> tuple[ReplayedLoop, str]:

@@ -16,7 +16,7 @@ from fxmem.hardware.catalogue import CATALOGUE, Card
 from fxmem.hardware.context import HOST_BYTES
 from fxmem.records.profile import Node, Profile, SourceLine, Storage, Timeline
 from fxmem.records.units import format_shape, to_words
-from fxmem.show.facts import find_fit, sends_by_nccl
+from fxmem.show.facts import find_fit
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _CARDS_OF_A_NODE = 8
@@ -81,7 +81,7 @@ def find_resources(profile: Profile, timeline: Timeline) -> Resources:
     if host is not None:
         host = cards * (host + (HOST_BYTES if on_card else 0))
     return Resources(
-        verdict=fit.verdict + "; without what NCCL has for itself" * sends_by_nccl(profile),
+        verdict=fit.verdict,
         nodes=nodes,
         cards=cards if on_card else 0,
         card=own if own is not None and own.sold_gb * 1024 <= least_mib else None,

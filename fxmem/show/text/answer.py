@@ -18,7 +18,7 @@ from fxmem.records.fits import PeakBaseline
 from fxmem.records.profile import Kind, Node, Profile, Timeline
 from fxmem.records.units import AS_IS, COMPILED_AS_EAGER, exact_bytes, format_bytes, percent, printable, to_words
 from fxmem.show import facts as findings
-from fxmem.show.facts import Fit, describe_inputs, find_fit, sends_by_nccl
+from fxmem.show.facts import Fit, describe_inputs, find_fit
 from fxmem.show.plan_facts import finding_facts
 from fxmem.show.run_facts import longest_facts, made_up, run_facts
 from fxmem.show.sections import Fact, Facts
@@ -76,8 +76,6 @@ def _answer(profile: Profile, timeline: Timeline, fit: Fit, following: str, widt
         what = " reserved" if peak.fits and peak.reserved_bytes is not None else ""  # which bytes the verdict is of
         most = f"; nvidia-smi: {format_bytes(process.high)}"
         words = [f"{what}; {format_range(process.low, process.high)} in nvidia-smi", what + most, most]
-        if sends_by_nccl(profile):
-            words = [f"{each} + NCCL" for each in words]
         memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
     loop = findings.loop_facts(profile) if profile.step.outputs_bytes * _WORTH_SAYING >= peak.requested_bytes else ()
     below = [

@@ -20,9 +20,7 @@ from fxmem.show.run_facts import describe_generation
 from fxmem.show.sections import Cell, Fact, Section, Table, TableColumn, join_parts, make_table, numbers
 from fxmem.show.text.tables import render_sections
 
-_ROOM_OF_CARDS: Final = (
-    "each card's memory less what a CUDA context takes of it at least; other processes are not counted"
-)
+_ROOM_OF_CARDS: Final = "each card's memory less what a CUDA context takes of it at least"
 _FITS_NOT: Final = {False: "does not fit", None: "may not fit"}
 _BAR: Final = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
@@ -88,7 +86,9 @@ def _subject(fits: Fits) -> Iterator[Fact]:
 
 def _describe_room(fits: Fits) -> str:
     if len(fits.cards) != 1:
-        return _ROOM_OF_CARDS
+        others = [card.in_use_bytes for card in fits.cards if card.in_use_bytes]
+        less = f", and {format_bytes(others[0])} of other programs" if others else "; other processes are not counted"
+        return _ROOM_OF_CARDS + less
     (card,), room = fits.cards, exact_bytes(fits.points[0].room_bytes)
     if fits.space.is_budget:
         on_top = ", all of it the allocator's: a CUDA context comes on top" if card.device == "cuda" else ""

@@ -188,7 +188,8 @@ class CardMemory(Observer):
     @property
     def usable_bytes(self) -> int:
         """What the allocator can have at most: a context has the rest, where it is known."""
-        return room_bytes(self._target) or self.total_bytes
+        room = room_bytes(self._target)
+        return self.total_bytes if room is None else room
 
     @property
     def _context_bytes(self) -> int:

@@ -61,12 +61,12 @@ class ProfiledStep:
 
         It is `taped` where a plan of operators is carried out by the tape.
         """
-        profile = self.profile if card is None else self.profile.model_copy(update={"target": card})
+        profile = self.profile if card is None else self.profile.at(card)
         return step_time.estimate(profile, taped=taped)
 
     def within(self, room: int, card: Target | None = None) -> MemoryFit:
         """Whether it runs where the allocator has so many bytes; of another card like it, if one is given."""
-        profile = self.profile if card is None else self.profile.model_copy(update={"target": card})
+        profile = self.profile if card is None else self.profile.at(card)
         return MemoryFit(peak_in_room(profile, self.peak, room, self.environ))
 
     def keeps(self, budget: Budget) -> bool:

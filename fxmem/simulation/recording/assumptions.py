@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from fxmem.hardware.catalogue import NCCL_PUBLISHED, size_assumption
-from fxmem.hardware.context import HOST_BYTES, context_range, format_range
+from fxmem.hardware.catalogue import part_assumption
+from fxmem.hardware.context import HOST_BYTES, context_range, format_range, nccl_range
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
 from fxmem.records.parts import CompileRecord
@@ -172,17 +172,18 @@ def _known_bytes(run: FinishedRun) -> int:
 
 def _card(target: Target, step: Step) -> Iterator[_Said]:
     """What is taken for granted of the card."""
-    if (of_size := size_assumption(target)) is not None:
+    if (of_size := part_assumption(target)) is not None:
         yield "target", of_size
     if (how := time_assumption(target, step)) is not None:
         yield "time", how
     context = context_range(target)
     if context is not None:
         size = format_range(context.low, context.high)
-        text = (
-            f"the CUDA context and loaded kernels take {size} beside what the allocator reserves, the range of "
-            f"{context.grounds}"
-        )
+        by = "Windows, the CUDA context" if target.system else "the CUDA context"
+        text = f"{by} and loaded kernels take {size} beside what the allocator reserves, the range of {context.grounds}"
+        nccl = nccl_range(target)
+        if nccl is not None:
+            text += f"; NCCL's first communicator {format_range(nccl.low, nccl.high)}, that of {nccl.grounds}"
         yield "process", text
 
 
@@ -297,13 +298,14 @@ def unknowns(run: FinishedRun) -> Iterator[Unknown]:
     if run.recording.target.device == "cuda" and context_range(run.recording.target) is None:
         yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
     ranks = run.recording.collectives.record()
-    if ranks is not None and ranks.groups and run.recording.target.device == "cuda":
-        groups = ", ".join(f"{group.name} of {group.size}" for group in ranks.groups)
+    further = () if ranks is None or run.recording.target.device != "cuda" else ranks.groups[1:]
+    if further:
+        groups = ", ".join(f"{group.name} of {group.size}" for group in further)
         yield Unknown(
             topic="memory",
-            what=f"NCCL's communicators, beside what the allocator reserves, one for each group ({groups}): "
-            f"{NCCL_PUBLISHED}",
-            count=len(ranks.groups),
+            what=f"NCCL's communicators of further groups ({groups}): the upper end of the process's bytes has "
+            "688 MiB for each, as was seen among four A100 (NVIDIA/nccl 964); all-to-all takes more",
+            count=len(further),
         )
     if run.engines:
         yield Unknown(

@@ -22,6 +22,8 @@ def make_recording(
     Raises:
         EnvironmentLacksError: what the compiler needs is not installed.
     """
+    if world is not None:
+        target = target.among(world.size)
     return Recording(target, subject, world, _find_compilation(target, subject, compile))
 
 

@@ -9,7 +9,6 @@ from rich.cells import cell_len
 
 from fxmem.hardware.context import give_room
 from fxmem.memory.liveness import timeline
-from fxmem.records.parts import RankedStep, RankGroup
 from fxmem.records.profile import Kind, ProcessBytes, Profile, Target
 from fxmem.records.units import BUCKET
 from fxmem.show.facts import describe_weights
@@ -49,18 +48,6 @@ def test_the_answer_is_three_lines(width: int, process: str) -> None:
     assert memory == f"Memory      fits: 2.00 GiB of 8.00 GiB on card, 25.0 %{process}"
     assert re.match(r"Peak        1.50 GiB (allocated, )?in backward at block.conv, ", where)
     assert following == "Next        fxmem advise m"
-
-
-def test_what_nccl_takes_beside_the_context_of_a_rank_is_said() -> None:
-    peak = {"reserved_bytes": 2 << 30, "fits": True, "process_bytes": PROCESS}
-    ranks = RankedStep(world=8, rank=0, groups=(RankGroup(name="fsdp", size=8),))
-    for of, words in ((ranks, " + NCCL"), (None, "")):
-        step = small_profile().step.model_copy(update={"ranks": of})
-        profile = small_profile().model_copy(update={"target": CARD, "step": step})
-        memory, *_ = answer(shown(profile, peak=peak, width=120))
-        assert memory.endswith(f"3.00 GiB to 4.00 GiB in nvidia-smi{words}")
-        everything = " ".join(shown(profile, peak=peak, full=True).split())
-        assert ("; without NCCL's communicators: 560 MiB" in everything) == bool(words)
 
 
 def test_where_it_runs_out_is_in_the_answer() -> None:

@@ -56,7 +56,9 @@ def test_a_rank_says_what_is_sharded_and_what_is_communicated(tmp_path: Path) ->
     text = analysis.table()
     assert "Rank        5 of 8" in text
     assert "Sends       all ranks: " in text
-    assert any("NCCL" in each.what for each in profile.unknowns)
+    assert profile.target.ranks == 8
+    assert not any("NCCL" in each.what for each in profile.unknowns)  # of the one group it is in the process's bytes
+    assert "with the CUDA context and NCCL" in text
     analysis.to_json(tmp_path / "rank.json")
     assert load_report(tmp_path / "rank.json") == analysis.report()
 
