@@ -60,6 +60,9 @@ def known_context_sizes() -> tuple[ContextSize, ...]:
 def process_range(target: Target, reserved_bytes: int, groups: int = 1) -> ProcessBytes | None:
     """What a process takes that has so many bytes reserved, which may be more than there is. None: nothing is known.
 
+    A quarter is added to what was measured of the rest, at either end: so it holds 71 of 72 published figures of which
+    each was left out of the table (`make -C benchmarks process`).
+
     Args:
         target: where it runs.
         reserved_bytes: of the allocator.
@@ -70,9 +73,9 @@ def process_range(target: Target, reserved_bytes: int, groups: int = 1) -> Proce
         return None
     parts = [each for each in _parts_beside(target) if each.grounds]
     return ProcessBytes(
-        low=reserved_bytes + sum(each.low for each in parts),
-        high=reserved_bytes + sum(each.high for each in parts) + max(groups - 1, 0) * _FURTHER_GROUP,
-        grounds="; ".join(each.grounds for each in parts),
+        low=reserved_bytes + 3 * sum(each.low for each in parts) // 4,
+        high=reserved_bytes + 5 * sum(each.high for each in parts) // 4 + max(groups - 1, 0) * _FURTHER_GROUP,
+        grounds=f"{'; '.join(each.grounds for each in parts)}, give or take a quarter",
     )
 
 

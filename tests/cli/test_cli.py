@@ -195,7 +195,7 @@ TYPOS = {
     "analyze m --target cuda": "unknown target 'cuda': say which card: t4, ",
     "analyze m --target mine.json": (
         "expected a target file with the fields name, device, full_name, memory_bytes, "
-        "capability, torch, got 'mine.json': No such"
+        "capability, torch, ranks, in_use_bytes, system, got 'mine.json': No such"
     ),
     "validate m --tolerance two": "expected --tolerance to be a number; got 'two'; see fxmem validate --help",
     "validate m --tolerance 1": "expected --tolerance as a fraction between 0 and 1, got 1.0",

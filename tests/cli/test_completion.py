@@ -17,7 +17,7 @@ CASES = {
     "fxmem ad": {"advise"},
     "fxmem analyze torchvision:resnet1": {"torchvision:resnet101", "torchvision:resnet152", "torchvision:resnet18"},
     "fxmem analyze timm:vit_tiny_patch16_2": {"timm:vit_tiny_patch16_224"},
-    "fxmem plan m.py:build --target rtx40": {"rtx4060", "rtx4080", "rtx4090"},
+    "fxmem plan m.py:build --target rtx40": {"rtx4060", "rtx4070", "rtx4070tis", "rtx4080", "rtx4090"},
     "fxmem analyze m.py:build --prec": {"--precision"},
     "fxmem analyze --quiet --mode tr": {"train"},
     "fxmem export r.json --to perf": {"perfetto"},
