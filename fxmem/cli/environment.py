@@ -76,7 +76,7 @@ def fetch(what: str, version: str) -> str:
 
 def catalogue() -> str:
     """The targets known by name, one line each: name, memory in the driver's count, compute capability, full name."""
-    table = grid(9, -10, -10, None)
+    table = grid(10, -10, -10, None)
     table.add_row("Target", "Memory", "Capability", "Full name")
     for card in (card.target for card in CATALOGUE.values()):
         memory = "-" if card.memory_bytes is None else format_bytes(card.memory_bytes)

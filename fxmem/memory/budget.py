@@ -171,13 +171,18 @@ def peak_in_room(profile: Profile, peak: Peak, room_bytes: int, environ: Mapping
     (`allocator.replay`), with the settings of `environ` (None: this process's). Without an allocator: whether the
     requested bytes are no more.
     """
+    settings = allocator.read_settings(os.environ if environ is None else environ)
+    if peak.reserved_bytes is not None and peak.room_bytes is not None and peak.room_bytes < room_bytes:
+        # What was given back in the smaller room stays in this one.
+        free = allocator.replay(profile, settings=settings)
+        most = {"allocated_bytes": free.allocated_bytes, "reserved_bytes": free.reserved_bytes}
+        peak = peak.model_copy(update={name: max(each or 0, getattr(peak, name) or 0) for name, each in most.items()})
     used = peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
     if used <= room_bytes:
         shortage = ""
     elif peak.reserved_bytes is None:
         shortage = f"Its peak, {profile.step.describe_phase(peak.phase)}, is {format_bytes(used - room_bytes)} more"
     else:
-        settings = allocator.read_settings(os.environ if environ is None else environ)
         found = allocator.replay(profile, settings=settings, capacity_bytes=room_bytes)
         shortage = "" if found.shortage is None else found.shortage.sentence
         if not shortage:

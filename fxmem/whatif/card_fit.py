@@ -57,7 +57,8 @@ def cards(
         AnalysisError: the model cannot be analysed.
     """
     tell, chosen = progress or (lambda _: None), choose_cards(names)
-    step = take_step(model, inputs, mode=mode, target=chosen[0], progress=progress, options=options)
+    largest = max(chosen, key=lambda card: card.memory_bytes or 0)
+    step = take_step(model, inputs, mode=mode, target=largest, progress=progress, options=options)
     if plans:
         check_training(step)
         if step.is_fixed:

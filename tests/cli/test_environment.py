@@ -233,8 +233,8 @@ def test_the_catalogue_names_every_target() -> None:
     assert heading.split() == ["Target", "Memory", "Capability", "Full", "name"]
     assert [row.split()[0] for row in rows] == list(catalogue.names())
     # 84,942,979,072 / 2**30 = 79.1
-    assert "h100         79.1 GiB         9.0  NVIDIA H100 80GB HBM3" in rows
-    assert "cpu                 -           -  CPU" in rows
+    assert "h100          79.1 GiB         9.0  NVIDIA H100 80GB HBM3" in rows
+    assert "cpu                  -           -  CPU" in rows
 
 
 def test_the_catalogue_fits_80_columns() -> None:
