@@ -52,10 +52,13 @@ def test_where_it_fits_no_number_is_above_the_card() -> None:
     context = context_range(TINY_CARD)
     assert context is not None
     assert context.low == 495 * MIB
-    assert process_of(peak) == (130 * MIB + context.low, 130 * MIB + context.high)
+    beside = 3 * context.low // 4, 5 * context.high // 4
+    assert process_of(peak) == (130 * MIB + beside[0], 130 * MIB + beside[1])
     peak = peak_of(tight)  # the cached 40 go back
     assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (True, 90 * MIB, 90 * MIB)
-    assert process_of(peak) == (90 * MIB + context.low, 90 * MIB + context.high)
+    assert process_of(peak) == (90 * MIB + beside[0], 90 * MIB + beside[1])
+    wider = peak_in_room(tight, peak, 200 * MIB)  # in which they stay
+    assert (wider.fits, wider.allocated_bytes, wider.reserved_bytes) == (True, 90 * MIB, 130 * MIB)
     peak = peak_of(small)
     assert (peak.fits, peak.allocated_bytes, peak.reserved_bytes) == (False, 90 * MIB, 130 * MIB)
     within = peak_in_room(roomy, peak_of(roomy), 100 * MIB)
