@@ -256,11 +256,11 @@ def _with_system(card: Target, system: str) -> Target:
     """
     if system not in ("linux", "windows"):
         raise UsageError(f"expected os=linux or os=windows, got {system!r}")
+    if system == "linux" or card.device != "cuda":
+        return card
     known = CATALOGUE.get(card.name)
-    if system == "linux" or known is None:
-        return card.model_copy(update={"system": "" if system == "linux" else "windows"})
-    memory = known.windows_bytes or known.sold_gb << 30
-    return card.model_copy(update={"system": "windows", "memory_bytes": memory})
+    memory = card.memory_bytes if known is None else known.windows_bytes or known.sold_gb << 30
+    return card.model_copy(update={"system": system, "memory_bytes": memory})
 
 
 _AROUND: Final[dict[str, Callable[[Target, str], Target]]] = {
