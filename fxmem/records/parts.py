@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -336,7 +337,9 @@ class EvaluationPass(Record):
 
 
 ONLY_TORCH = "a graph that only torch has"
-"""The holder of what no object of Python's leads to, in words."""
+"""The holder of what autograd keeps, and no object of Python's leads to, in words."""
+NOT_FOUND = "something that was not found, as a C extension's cache"
+"""The holder of what neither leads to, in words."""
 ANEW = "with each new optimizer"
 """When what is kept of a fold or a trial grows, in words."""
 OWN_GRAPH = "a cycle of gradients and their graph (backward with create_graph=True)"
@@ -378,6 +381,13 @@ class Growth(Record):
     is_endless: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether the program's code puts more into it and nothing there bounds it, or autograd's graph alone keeps it.
     Where no end is known either, whether it goes on is not known."""
+
+    @property
+    def keeper(self) -> str:
+        """Who keeps it, in words; a chain that is longer each time is cut short. Untrusted text."""
+        if not self.holder:
+            return ONLY_TORCH if self.is_endless else NOT_FOUND
+        return re.sub(r"(\.\w+)\1{2,}", r"\1..", self.holder)
 
     @property
     def last(self) -> int | None:

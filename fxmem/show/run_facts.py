@@ -14,7 +14,6 @@ from fxmem.memory.forecast import forecast, is_proved
 from fxmem.memory.liveness import live_bytes
 from fxmem.records.parts import (
     ANEW,
-    ONLY_TORCH,
     EngineUse,
     EvaluationPass,
     GenerationPeak,
@@ -192,7 +191,7 @@ def _grown_facts(grown: Sequence[Growth], of: str = "", of_each: str = "a step")
 
 def _describe_keeper(grown: Growth) -> str:
     """Who keeps it, and on which line."""
-    return f"{grown.kept_at} keeps {grown.holder}" if grown.kept_at else f"kept by {grown.holder or ONLY_TORCH}"
+    return f"{grown.kept_at} keeps {grown.keeper}" if grown.kept_at else f"kept by {grown.keeper}"
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------

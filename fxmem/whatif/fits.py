@@ -140,9 +140,9 @@ class Measuring:
 
     def _answer(self, title: str, sizes: Mapping[_SizeOf, Sequence[Settings]]) -> _Answer:
         """The points of these sizes: by forms where they are proved, else analysed."""
-        alike = [at for group in sizes.values() for at in group]
+        every = [at for group in sizes.values() for at in group]
         # On the largest card, where nothing that is cached has to be given back.
-        first = max(alike, key=lambda at: self._by_name[at.card].memory_bytes or 0)
+        first = max(every, key=lambda at: self._by_name[at.card].memory_bytes or 0)
         known: dict[_SizeOf, ProfiledStep] = {}
 
         def analyse(size: _SizeOf) -> ProfiledStep:

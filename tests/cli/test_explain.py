@@ -155,7 +155,10 @@ def test_a_program_is_reproduced_and_a_change_that_fits_is_found(
 
 @pytest.mark.parametrize(
     ("total", "why"),
-    [("23.52", "23.5 GiB: rtx3090, rtx4090, a5000 have that"), ("1.23", "1.23 GiB, which no card of the catalogue has")],
+    [
+        ("23.52", "23.5 GiB: rtx3090, rtx4090, a5000 have that"),
+        ("1.23", "1.23 GiB, which no card of the catalogue has"),
+    ],
 )
 def test_a_card_that_the_message_does_not_tell_is_asked_for(
     total: str, why: str, folder: Path, capsys: pytest.CaptureFixture[str]

@@ -196,9 +196,10 @@ def find_kept(node: ast.AST) -> Iterator[ast.expr]:
     """What a statement or a call keeps something in."""
     if isinstance(node, ast.Call) and last_name(node.func) in PUSHING and node.args:
         yield node.args[0]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in _KEEPING:
-            yield node.func.value
+    if isinstance(node, ast.Call):
+        # As a method that is called, or handed to who calls it: `out.register_hook(grads.append)`.
+        methods = (each for each in (node.func, *node.args) if isinstance(each, ast.Attribute))
+        yield from (each.value for each in methods if each.attr in _KEEPING)
     elif isinstance(node, ast.AugAssign):
         yield node.target
     elif isinstance(node, ast.Assign):

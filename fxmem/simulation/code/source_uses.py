@@ -232,10 +232,13 @@ def find_uses(text: str) -> _Code:
     flags = _find_flags(tree)
     uses = defaultdict[str, list[Use]](list)
     arguments = defaultdict[str, list[Any]](list)
-    functions = set[str]()
+    functions, idle = set[str](), set[int]()
 
     def walk(node: ast.AST, scope: _Scope, inside: Inside) -> None:
+        idle.update(map(id, _find_idle(node, scope)))
         for use, of in itertools.chain(_find_effects(node), _find_branch_effects(node, flags)):
+            if use.does == "measures" and id(of) in idle:
+                continue
             name, of_class, owner = last_name(of), _find_class(of, scope), _find_owner(of)
             own = _find_scope(of, scope, of_class)
             if use.does == "makes":  # elsewhere than at first
@@ -272,6 +275,8 @@ def _find_effects(node: ast.AST) -> Iterator[tuple[Use, ast.AST]]:
                 if name in _REMOVING or (name == "get" and not args):  # of a queue
                     yield Use("removes"), called.value
                 given.append(("self", called.value))  # a method of the program's own
+            handed = (each for each in args if isinstance(each, ast.Attribute) and each.attr in _ADDING)
+            yield from ((Use("adds"), each.value) for each in handed)  # `out.register_hook(grads.append)`
             if args and name in (*_TAKING, *PUSHING):
                 yield Use("adds" if name in PUSHING else "removes"), args[0]
             given += [(each.arg or "", each.value) for each in keywords]
@@ -404,6 +409,35 @@ def _find_bounds(
         yield from ((Use("measures"), each) for each in kept)
 
 
+def _find_idle(node: ast.AST, scope: _Scope) -> Iterator[ast.expr]:
+    """What an `if` measures and nothing in it bounds: `if len(replay) < 32: return` where nothing is put into it."""
+    if not isinstance(node, ast.If):
+        return
+    parts = [part for one in (*node.body, *node.orelse) for part in ast.walk(one)]
+    changed = {last_name(of) for part in parts for use, of in _find_effects(part) if use.does in _CHANGING}
+    leaving = [each for each in parts if isinstance(each, _LEAVING)]
+    is_return = all(isinstance(each, ast.Return) and each.value is None for each in leaving)
+    switches = any(
+        isinstance(getattr(each, "value", None), ast.Constant) for each in parts if isinstance(each, _SETTING)
+    )
+    called = [each.func for each in parts if isinstance(each, ast.Call)]
+    may_end = any(
+        last_name(each) not in _HARMLESS if isinstance(each, ast.Name) else last_name(each) in _ENDING
+        for each in called
+    )
+    if is_return and not switches and not may_end:
+        measured = (of for left, _ in _compared(node.test) if (of := _measured(left)) is not None)
+        yield from (each for each in measured if last_name(each) not in changed | (scope.kept if leaving else set()))
+
+
+_CHANGING: Final = ("adds", "makes", "removes", "writes")
+_SETTING: Final = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+_HARMLESS: Final = frozenset("enumerate len list max min print range sorted sum tuple zip".split())
+"""Functions of Python's own that take nothing away from what they are not given; others may."""
+_ENDING: Final = frozenset("_exit abort cancel close exit kill set shutdown stop terminate".split())
+"""Methods that may end a loop, whosever they are."""
+
+
 def _compared(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Both sides of a comparison of two, each as the first."""
     if isinstance(node, ast.BoolOp):
@@ -448,6 +482,8 @@ class _Scope(NamedTuple):
     """Variables that it makes or is given itself; of a class its attributes."""
     others: frozenset[str]
     """Variables that have what comes from elsewhere."""
+    kept: frozenset[str]
+    """What it keeps something in."""
 
     def outwards(self) -> Iterator[_Scope]:
         """It and those around it, the innermost first."""
@@ -471,7 +507,8 @@ class _Scope(NamedTuple):
         name = getattr(node, "name", "<lambda>" if around is not None else "")
         if around is not None and around.name:
             name = f"{around.name}.{name}" if around.is_class else f"{around.name}.<locals>.{name}"
-        return cls(name, isinstance(node, ast.ClassDef), around, frozenset(own), frozenset(others))
+        kept = frozenset(last_name(of) for each in nodes for of in find_kept(each))
+        return cls(name, isinstance(node, ast.ClassDef), around, frozenset(own), frozenset(others), kept)
 
 
 def _within(node: ast.AST) -> Iterator[ast.AST]:

@@ -451,8 +451,10 @@ def _find_attributes(value: Any) -> dict[str, Any]:
 
 
 def _find_referents(value: Any) -> list[Any]:
-    """What an object holds by Python's collector, and what an array lies in, a tensor or another: it knows none."""
+    """What an object holds by Python's collector, and what an array of NumPy has or lies in, of which it knows none."""
     if "numpy" in sys.modules and issubclass(type(value), array := sys.modules["numpy"].ndarray):
+        if array.dtype.__get__(value).hasobject:
+            return list(array.flat.__get__(value))
         base = array.base.__get__(value)
         return [_find_attributes(base).get(OF_ARRAY, base)]
     return gc.get_referents(value)

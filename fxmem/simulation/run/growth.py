@@ -163,6 +163,31 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]], near: Co
     return min(found, key=operator.itemgetter(0, 1, 2, 3), default=("",))[-1]
 
 
+_REGISTERS: Final = {"hook of": (r"register_\w*hook", "remove"), "param_groups": ("add_param_group", "param_groups")}
+"""By the first or last word of an owner that only torch's own methods write to, these, and the word without which the
+program's code takes nothing away."""
+
+
+def find_registration(owner: str, files: Iterable[str]) -> str:
+    """Find `file:line` that gives an owner more by a method of torch's: a hook whose handle nobody removes.
+
+    Empty where there is none, or the program may take something away.
+    """
+    methods, removing = next(
+        (each for name, each in _REGISTERS.items() if re.search(rf"^{name}|{name}$", owner)), ("", "")
+    )
+    texts = {file: linecache.getlines(file) for file in sorted(files)} if methods else {}
+    if any(re.search(rf"\b{removing}\b", line) for lines in texts.values() for line in lines):
+        return ""
+    called = (
+        (file, number)
+        for file, lines in texts.items()
+        for number, line in enumerate(lines, 1)
+        if re.search(rf"\.{methods}\(", line)
+    )
+    return next((f"{package_path(file)}:{number}" for file, number in called), "")
+
+
 # --- what a program keeps more of after each step ---------------------------------------------------------------------
 
 
@@ -372,10 +397,12 @@ class GrowthLog:
         inner = {own.rpartition(".")[2].partition("[")[0] for own, _ in held_at if "." in own.partition("[")[2]}
         (attribute,) = inner if len(inner) == 1 else ("grad",)
         line = "" if attribute == "grad" else find_keeping_line(f"{path}.{attribute}", self._files)
-        kept_at = line or find_keeping_line(path, self._files, {each.file for each in code.meant})
+        registered = find_registration(path, self._files)
+        kept_at = line or registered or find_keeping_line(path, self._files, {each.file for each in code.meant})
         ends = loops and loops.find_last(len(self._alive), code.outer)
         is_known = not code.outer or ends is not None  # else a pass of unknown length makes it anew
-        is_endless = grown.until is None and bool(kept_at) and is_known and code.is_unbounded(is_graph=grown.is_graph)
+        goes_on = bool(registered) or code.is_unbounded(is_graph=grown.is_graph)
+        is_endless = grown.until is None and bool(kept_at) and is_known and goes_on
         found = {"ends": ends, "holder": path, "kept_at": kept_at or grown.kept_at, "is_endless": is_endless}
         return grown.model_copy(update=found)
 

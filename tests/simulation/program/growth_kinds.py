@@ -627,6 +627,102 @@ for step in range(STEPS):
 
 # --- without end ------------------------------------------------------------------------------------------------------
 
+BOUNDED["hooks removed later"] = """
+handles = collections.deque()
+for step in range(STEPS):
+    handles.append(net.register_forward_hook(lambda module, given, made, kept=learn(): None))
+    if step >= N:
+        handles.popleft().remove()
+"""
+
+BOUNDED["parameter groups taken off"] = """
+for step in range(STEPS):
+    learn()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(16, 16, device="cuda"))]})
+    if step >= N:
+        optimizer.param_groups.pop()
+"""
+
+BOUNDED["gradients by a hook, taken off"] = """
+gradients = []
+for step in range(STEPS):
+    optimizer.zero_grad()
+    out = net(torch.randn(16, 16, device="cuda"))
+    out.register_hook(gradients.append)
+    out.square().mean().backward()
+    optimizer.step()
+    del gradients[:-N]
+"""
+
+BOUNDED["measured by a function"] = """
+pool = []
+
+
+def is_full():
+    if len(pool) >= N:
+        return True
+    return False
+
+
+for step in range(STEPS):
+    out = learn()
+    if not is_full():
+        pool.append(out)
+"""
+
+BOUNDED["switched by its length"] = """
+pool, done = [], False
+for step in range(STEPS):
+    out = learn()
+    if len(pool) >= N:
+        done = True
+    if not done:
+        pool.append(out)
+"""
+
+BOUNDED["returns when it is full"] = """
+pool = []
+
+
+def keep(value):
+    if len(pool) >= N:
+        return
+    pool.append(value)
+
+
+for step in range(STEPS):
+    keep(learn())
+"""
+
+BOUNDED["emptied by a function when it is full"] = """
+pool = []
+
+
+def train():
+    if len(pool) < N:
+        return
+    forget()
+
+
+def forget():
+    pool.clear()
+
+
+for step in range(STEPS):
+    pool.append(learn())
+    train()
+"""
+
+BOUNDED["ended by an event"] = """
+pool, full = [], threading.Event()
+for step in range(STEPS):
+    out = learn()
+    if not full.is_set():
+        pool.append(out)
+    if len(pool) >= N:
+        full.set()
+"""
+
 ENDLESS["defaultdict of lists"] = """
 log = collections.defaultdict(list)
 for step in range(STEPS):
@@ -989,6 +1085,27 @@ for step in range(STEPS):
 """
 
 # --- innocent twins ---------------------------------------------------------------------------------------------------
+
+ENDLESS["hooks that are never removed"] = """
+for step in range(STEPS):
+    net.register_forward_hook(lambda module, given, made, kept=learn(): None)
+"""
+
+ENDLESS["gradients by a hook"] = """
+gradients = []
+for step in range(STEPS):
+    optimizer.zero_grad()
+    out = net(torch.randn(16, 16, device="cuda"))
+    out.register_hook(gradients.append)
+    out.square().mean().backward()
+    optimizer.step()
+"""
+
+ENDLESS["object array by step"] = """
+outs = np.empty(STEPS, dtype=object)
+for step in range(STEPS):
+    outs[step] = learn()
+"""
 
 TWINS["growing batch"] = """
 for step in range(STEPS):

@@ -29,7 +29,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
     if nbytes:
         yield Finding(
             cause="ddp-buckets",
-            text=f"DDP keeps {len(buckets)} buckets as large as the gradients, beside them",
+            text=f"DDP keeps {len(buckets)} bucket{'s' * (len(buckets) != 1)} as large as the gradients, beside them",
             place=next((each.made_at for each in buckets if each.made_at), ""),
             nbytes=nbytes,
             # `zero_grad` of improved-diffusion detaches gradients in place, which torch refuses of views.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fxmem.memory.findings import WORTH_SAYING, Finding
 from fxmem.records.findings import BytesOf
-from fxmem.records.parts import ANEW, ONLY_TORCH, OWN_GRAPH, Growth, find_large
+from fxmem.records.parts import ANEW, OWN_GRAPH, Growth, find_large
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import OF_FRAMES, OF_GRAPH, format_bytes
 
@@ -37,7 +37,7 @@ def find(profile: Profile, timeline: Timeline) -> Iterator[Finding]:
 
 
 def _find_endless(grown: Sequence[Growth]) -> list[Growth]:
-    return find_large([each for each in grown if each.until is None])
+    return find_large([each for each in grown if each.until is None and (each.holder or each.is_endless)])
 
 
 def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
@@ -52,7 +52,7 @@ def _describe(grown: Growth, of: BytesOf, when: str) -> Finding:
         what = f"a view, and with it {grown.times} times its bytes,"
     return Finding(
         cause="kept-results",
-        text=f"{grown.holder.removeprefix(OF_GRAPH).removeprefix(OF_FRAMES) or ONLY_TORCH} keeps {what} {when}",
+        text=f"{grown.keeper.removeprefix(OF_GRAPH).removeprefix(OF_FRAMES)} keeps {what} {when}",
         place=grown.kept_at or grown.made_at,
         nbytes=grown.nbytes,
         of=of,
