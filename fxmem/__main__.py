@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from fxmem.cli.given_program import give_program
+from fxmem.cli.output import check_output
 from fxmem.cli.own_options import check_own_options, without_separator
 from fxmem.cli.verbs import build_parser
 from fxmem.errors import AnalysisError, FxmemError, linked_errors, one_line
@@ -145,6 +146,7 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit as leaving:  # --help and --version
         _write_result("")
         return int(leaving.code or 0)
+    check_output(options)
     code, text = options.run(options)
     _write_result(text)
     return int(code)

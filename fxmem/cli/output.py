@@ -43,10 +43,15 @@ def layout(options: argparse.Namespace) -> TextLayout:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """Refuse what cannot be written, before the work and not after it."""
-    if options.json is not None and options.json != "-":
-        check_writable(options, "--json", options.json, ", or - for stdout")
-        _check_is_json(options.json)
+    """Refuse what cannot be written, before the work and not after it; of several documents on stdout, all but one."""
+    document, markdown = (getattr(options, name, None) for name in ("json", "markdown"))
+    for option, name in (("--json", document), ("--markdown", markdown)):
+        if name not in (None, "-"):
+            check_writable(options, option, name, ", or - for stdout")
+    if document not in (None, "-"):
+        _check_is_json(document)
+    if document == markdown == "-":
+        raise UsageError("expected stdout (-) for one of --json and --markdown, got it for both")
     if getattr(options, "svg", None) is not None:
         check_drawing(options, "--svg", options.svg)
     if getattr(options, "html", None) is not None:
@@ -77,14 +82,6 @@ def check_writable(options: argparse.Namespace, option: str, name: str, or_else:
     others = named_files({dest: value for dest, value in vars(options).items() if dest != option.lstrip("-")})
     if os.path.exists(path) and any(os.path.samefile(path, each) for each in others):
         raise UsageError(f"expected {option} to name a file that no other argument names, got {name!r}")
-
-
-def check_markdown(options: argparse.Namespace) -> None:
-    """Refuse a file of `--markdown` that cannot be written, and stdout for two documents."""
-    if options.markdown not in (None, "-"):
-        check_writable(options, "--markdown", options.markdown, ", or - for stdout")
-    if options.markdown == "-" and options.json == "-":
-        raise UsageError("expected stdout (-) for one of --json and --markdown, got it for both")
 
 
 def check_folder(option: str, name: str) -> None:
@@ -233,7 +230,7 @@ def next_for(options: argparse.Namespace, report: Report) -> str:
     """The command for the subject that the options of `SUBJECT` name."""
     if options.run_program is not None:
         ranks = options.ranks, options.rank
-        return "" if options.compile else next_for_program(report.target.name, options.run_program, ranks)
+        return "" if options.compile else next_for_program(report.target.spelling, options.run_program, ranks)
     if is_report(options.model):
         return next_for_report(options.model, report)
     if options.mode == "generate":

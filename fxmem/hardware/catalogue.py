@@ -358,7 +358,7 @@ def device_properties(target: Target) -> DeviceProperties:
     )
 
 
-_SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?) ?(g|gb|gib|mb|mib)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(g|gb|gib|mb|mib)", re.IGNORECASE)
 _UNITS = {"GB": 10**9, "GIB": 1 << 30, "MB": 10**6, "MIB": 1 << 20}
 """Bytes of each unit, in capitals."""
 

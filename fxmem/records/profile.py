@@ -373,6 +373,14 @@ class Target(Record):
         """Return the release of torch there, of which `installed` is the one here."""
         return self.torch or installed
 
+    @property
+    def spelling(self) -> str:
+        """How it is asked for: its name, and what surrounds a program there."""
+        used = self.in_use_bytes
+        size = f"{used >> 20}MiB" if used % (1 << 20) == 0 else f"{used / 1e6:.3f}MB"
+        around = {"torch": self.torch, "in-use": size if used else "", "os": self.system}
+        return ",".join([self.name, *(f"{key}={value}" for key, value in around.items() if value)])
+
     def among(self, ranks: int) -> Target:
         """Return the same for one of so many ranks; a CPU has no NCCL."""
         return self.model_copy(update={"ranks": ranks}) if self.device == "cuda" else self

@@ -236,6 +236,9 @@ def test_what_surrounds_a_program_may_stand_behind_its_card_in_any_order() -> No
     assert one == other
     assert (one.in_use_bytes, one.system, one.torch) == (500_000_000, "windows", "2.6")
     assert target("rtx3090,os=linux") == target("rtx3090")
+    assert one.spelling == "rtx3090,torch=2.6,in-use=500.000MB,os=windows"
+    for each in (one, target("rtx4090"), target("h100:3g.40gb,in-use=3GiB"), target("24GB,torch=2.8")):
+        assert target(each.spelling) == each
     assert target("cpu,os=windows") == target("cpu")
     assert target("24GB,os=windows").memory_bytes == 24 * 10**9
     assert part_assumption(target("24GB,in-use=1GB")) is not None

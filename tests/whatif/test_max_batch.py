@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fxmem
+from fxmem.cli.output import check_output
 from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import cards as cards_command
 from fxmem.cli.verbs import max_batch as max_batch_command
@@ -890,8 +891,9 @@ def build(width=1000): return torch.nn.Linear(width, width, bias=False)
 
 
 def command(module: Any, *arguments: str) -> tuple[int, str]:
-    parser = Parser().add_arguments(module.ARGUMENTS)
-    code, text = module.run(parser.parse_args(arguments))
+    options = Parser().add_arguments(module.ARGUMENTS).parse_args(arguments)
+    check_output(options)
+    code, text = module.run(options)
     return int(code), str(text)
 
 

@@ -19,7 +19,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import HOST_MEMORY, RUNNABLE, text_output
-from fxmem.cli.output import check_file, check_output, layout, write_file, write_json
+from fxmem.cli.output import check_file, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import (
@@ -54,7 +54,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem advise`; return the exit code and the text for stdout."""
     from fxmem.show.text import advice as advice_reporting
 
-    check_output(options)
     check_generation(options)
     refuse_compile(options, "advice is about eager code")
     budget = read_budget(options)

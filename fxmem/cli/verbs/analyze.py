@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 from fxmem.cli.options import REPORT_OUTPUT, SUBJECT
-from fxmem.cli.output import check_output, next_for, write_report
+from fxmem.cli.output import next_for, write_report
 from fxmem.cli.parser import argument
 from fxmem.cli.step import read_step
 
@@ -28,7 +28,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem analyze`; return the exit code and the text for stdout."""
     from fxmem.memory.budget import parse_bytes
 
-    check_output(options)
     budget = None if options.budget is None else parse_bytes(options.budget, "--budget")
     report, timeline = read_step(options)
     return write_report(options, report, timeline, next_for(options, report), budget)

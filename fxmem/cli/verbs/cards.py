@@ -16,7 +16,7 @@ import argparse
 import math
 
 from fxmem.cli.options import HOST_MEMORY, SUBJECT, TARGET, TORCH, text_output
-from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.output import layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, check_generation, check_host_memory, read_program
@@ -40,7 +40,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.hardware import catalogue
     from fxmem.show.text.fits import fits_table
 
-    check_output(options)
     program = read_program(options)
     check_generation(options)
     known = (name for name in catalogue.names() if name != "cpu")

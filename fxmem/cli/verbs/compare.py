@@ -19,7 +19,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, or_generation, text_output
-from fxmem.cli.output import check_markdown, check_output, layout, write_drawing, write_json
+from fxmem.cli.output import layout, write_drawing, write_json
 from fxmem.cli.parser import Parser, argument, number, repeatable
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import is_report, read_step
@@ -78,8 +78,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import comparison as comparison_reporting
     from fxmem.show.text.comparison import summarize_growth
 
-    check_output(options)
-    check_markdown(options)
     most = None if options.fail_over is None else parse_growth(options.fail_over, "--fail-over")
     if options.bisect is None:
         other = _second_options(options)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import BESIDE, RUNNABLE, TARGET, TORCH, text_output
-from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
+from fxmem.cli.output import layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, check_generation, read_program, refuse_compile
@@ -63,8 +63,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem explain`; return the exit code and the text for stdout."""
     from fxmem.show.text import explanation as reporting
 
-    check_output(options)
-    check_markdown(options)
     *files, last = options.file
     if files and options.model is None and options.run_program is None and last != "-" and not Path(last).exists():
         options.file, options.model = files, last

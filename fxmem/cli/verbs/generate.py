@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from fxmem.cli.options import BESIDE, GENERATION, INPUTS, KERNELS, MODEL, REPORT_OUTPUT, STEP, TARGET, TORCH
-from fxmem.cli.output import check_output, next_for_report, write_report
+from fxmem.cli.output import next_for_report, write_report
 from fxmem.cli.parser import number
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_generation, check_generation, with_defaults
@@ -35,7 +35,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem generate`; return the exit code and the text for stdout."""
-    check_output(options)
     options = with_defaults(options, STEP, mode="generate")
     check_generation(options)
     with Progress(options.quiet) as progress:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 from fxmem.cli.options import BESIDE, INPUTS, MODEL, STEP, TARGET, text_output
-from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.output import layout, write_json
 from fxmem.cli.parser import argument, flag, number
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import require_torch, with_defaults
@@ -47,7 +47,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.hardware import catalogue
     from fxmem.show.text.fits import serving_table
 
-    check_output(options)
     options = with_defaults(options, STEP)
     card = catalogue.target(options.target)
     lengths = [word.strip() for word in options.context.split(",")]

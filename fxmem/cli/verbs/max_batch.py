@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import RUNNABLE, text_output
-from fxmem.cli.output import check_output, layout, write_drawing, write_json
+from fxmem.cli.output import layout, write_drawing, write_json
 from fxmem.cli.parser import argument, number
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import analyze_subject, check_generation, read_program
@@ -58,7 +58,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.plots import sizes_svg
     from fxmem.show.text.fits import fits_table
 
-    check_output(options)
     check_generation(options)
     budget, program = _read_budget(options), read_program(options, "--batch")
     if program is not None:

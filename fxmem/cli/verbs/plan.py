@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS, HOST_MEMORY, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
-from fxmem.cli.output import check_output, layout, write_drawing, write_json
+from fxmem.cli.output import layout, write_drawing, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_model, analyze_subject, check_host_memory, is_report, read_budget, read_program
@@ -72,7 +72,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show import graph
     from fxmem.show.text import plan as plan_reporting
 
-    check_output(options)
     budget = read_budget(options)
     if options.compile is not None and options.run_program is None:
         return _plan_compiled(options, budget)

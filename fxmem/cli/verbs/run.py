@@ -15,7 +15,7 @@ import contextlib
 
 from fxmem.cli.given_program import name_program
 from fxmem.cli.options import BESIDE, QUIET, RANKS, REPORT_OUTPUT, TARGET, TORCH
-from fxmem.cli.output import check_folder, check_output, next_for_program, write_report
+from fxmem.cli.output import check_folder, next_for_program, write_report
 from fxmem.cli.parser import argument, flag, number, repeatable
 from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import read_ranks, require_torch
@@ -86,7 +86,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.hardware import catalogue
     from fxmem.memory.budget import parse_bytes
 
-    check_output(options)
     if options.steps is not None and options.until == "end":
         raise UsageError("expected --steps or --until end, not both")
     if options.keep_files is not None:
@@ -129,7 +128,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         step = launch_apart(program, card, settings, isolating)
     words = (*(["-m"] if options.m else []), options.program, *options.arguments)
     # Which runs the program by itself, as eager code.
-    following = "" if options.compile else next_for_program(card.name, words, (ranks, rank))
+    following = "" if options.compile else next_for_program(card.spelling, words, (ranks, rank))
     code, text = write_report(options, step.report(), step.timeline, following)
     if step.peak.at_least and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from fxmem.cli.options import MODEL, SHARDING, STEP, text_output
-from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.output import layout, write_json
 from fxmem.cli.parser import argument, number
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import build_step, replace, require_torch, step_request
@@ -41,7 +41,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem shard`; return the exit code and the text for stdout."""
     from fxmem.show.text.fits import fits_table
 
-    check_output(options)
     for name, value in (("--cards", options.cards), ("--batch", options.global_batch)):
         if value is None:
             raise UsageError(f"expected {name}, e.g. fxmem shard MODEL --cards 64xh100 --batch 512")

@@ -14,7 +14,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import REPORT_OUTPUT, SUBJECT, by_form, check_form
-from fxmem.cli.output import check_output, layout, next_for, write_file, write_json, write_report
+from fxmem.cli.output import layout, next_for, write_file, write_json, write_report
 from fxmem.cli.parser import argument, flag, grouped, number, repeatable
 from fxmem.cli.step import read_step
 from fxmem.errors import UsageError
@@ -67,7 +67,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem show`; return the exit code and the text for stdout."""
-    check_output(options)
     check_form(options, FORMS)
     if options.all and options.file:
         raise UsageError("expected --all or --file, not both: --file says which files are shown")

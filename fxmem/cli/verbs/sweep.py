@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fxmem.cli.options import ANALYSIS, LOOP, MODEL, PROGRAM, STEPS_OF_PROGRAM, TORCH, or_program, text_output
-from fxmem.cli.output import check_markdown, check_output, layout, write_file, write_json
+from fxmem.cli.output import layout, write_file, write_json
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_subject, read_program, require_torch
@@ -63,8 +63,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.plots import sweep_svg
     from fxmem.show.text.fits import fits_table, markdown
 
-    check_output(options)
-    check_markdown(options)
     around = ("", "") if options.markdown in (None, "-") else _read_around(Path(options.markdown))
     grid, plans = _read_grid(options)
     program = read_program(options)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fxmem.cli.options import COMPILE, MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
-from fxmem.cli.output import check_output, write_file, write_json
+from fxmem.cli.output import write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import build_changed_module, build_step, read_program, replace, require_torch, step_request
@@ -57,7 +57,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem validate`; return the exit code and the text for stdout."""
-    check_output(options)
     if not 0 <= options.tolerance < 1:
         raise UsageError(f"expected --tolerance as a fraction between 0 and 1, got {options.tolerance}")
     program = read_program(options)

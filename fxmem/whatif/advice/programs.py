@@ -265,7 +265,7 @@ class ProgramBench(Bench[ProgramWay, ProgramStep]):
             given = shlex.join([*program.given, "--budget", str(budget), "--json", "plan.json"])
             made = f"# fxmem plan {given} --run {program.name}\nplan = fxmem.load_plan('plan.json')"
         else:
-            options = {"target": program.target.name, **program.options}
+            options = {"target": program.target.spelling, **program.options}
             made = f"plan = fxmem.plan(train, budget={budget}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
         return f"import fxmem\n{made}\nmodel = fxmem.checkpoint(model, plan)", "before the model is called"
 
