@@ -144,30 +144,24 @@ class DeviceProperties(Record):
     max_registers_per_sm: int = Field(default=65536, serialization_alias="maxRegistersPerSM")
     max_ctas_per_sm: int = Field(serialization_alias="maxCtasPerSM")
     """Resident thread blocks."""
-    max_threads_per_block: int = Field(default=1024, serialization_alias="maxThreadsPerBlock")
     max_threads_per_sm: int = Field(serialization_alias="maxThreadsPerSM")
-    regs_per_block: int = Field(default=65536, serialization_alias="regsPerBlock")
     total_global_mem: Bytes = Field(serialization_alias="totalGlobalMem")
     sm_clock_rate_khz: int = Field(serialization_alias="smClockRateKHz")
     mem_clock_rate_khz: int = Field(serialization_alias="memClockRateKHz")
     l2_cache_size: Bytes = Field(serialization_alias="l2CacheSize")
-    max_block_size: tuple[int, int, int] = Field(default=(1024, 1024, 64), serialization_alias="maxBlockSize")
-    """Threads in x, y, z."""
-    max_grid_size: tuple[int, int, int] = Field(default=(2147483647, 65535, 65535), serialization_alias="maxGridSize")
-    """Blocks in x, y, z."""
-    support_coop_launch: int = Field(default=1, serialization_alias="supportCoopLaunch")
-    """0 or 1."""
-    pci_device_id: int = Field(default=0, serialization_alias="pciDeviceId")
-    is_tcc_driver: int = Field(default=0, serialization_alias="isTccDriver")
-    """0 or 1."""
-    cuda_device_id: int = Field(default=0, serialization_alias="cudaDeviceId")
-    driver_ver: int = Field(default=13000, serialization_alias="driverVer")
-    """1000 x major + 10 x minor CUDA version of the driver."""
     device_name: str = Field(serialization_alias="deviceName")
 
     def as_dict(self) -> dict[str, Any]:
         """The same under cuDNN's names, ready for `json.dumps`."""
-        return self.model_dump(mode="json", by_alias=True)
+        return {**_OF_EVERY_CARD, **self.model_dump(mode="json", by_alias=True)}
+
+
+_OF_EVERY_CARD: Final = {
+    **{"maxThreadsPerBlock": 1024, "regsPerBlock": 65536, "supportCoopLaunch": 1, "isTccDriver": 0},
+    **{"maxBlockSize": [1024, 1024, 64], "maxGridSize": [2147483647, 65535, 65535]},
+    **{"pciDeviceId": 0, "cudaDeviceId": 0, "driverVer": 13000},
+}
+"""Threads in x, y, z of a block, blocks of a grid; 1000 x major + 10 x minor CUDA version of the driver."""
 
 
 class _Architecture(NamedTuple):
@@ -422,9 +416,8 @@ def is_alike(target: Target, card: str) -> bool:
     """Whether two cards of the catalogue have the same compute capability and as many multiprocessors."""
     mine = _find_card(target)
     other = CATALOGUE.get(_BY_KEY.get(_key(card), ""))
-    if mine is None or other is None:
-        return False
-    return (mine.target.capability, mine.multi_processors) == (other.target.capability, other.multi_processors)
+    alike = [each and (each.target.capability, each.multi_processors) for each in (mine, other)]
+    return None not in alike and alike[0] == alike[1]
 
 
 def _key(name: str) -> str:
@@ -451,7 +444,7 @@ def _suggestion(name: str) -> str:
 
 PER_MACHINE: Final = 8
 """Cards of one machine."""
-_NVLINK: Final = {(7, 0): 150e9, (8, 0): 300e9, (9, 0): 450e9, (10, 0): 900e9, (10, 3): 900e9}
+NVLINK: Final = {(7, 0): 150e9, (8, 0): 300e9, (9, 0): 450e9, (10, 0): 900e9, (10, 3): 900e9}
 """By compute capability, bytes a second in one direction between the cards of a machine: NVIDIA's data sheets of V100,
 A100, H100, B200 and B300, in their SXM form."""
 _NETWORK: Final = 50e9
@@ -473,12 +466,7 @@ def bytes_per_second(target: Target, group: RankGroup) -> float | None:
     """What a rank sends in a second to its neighbours in a group; None where it is not known."""
     if group.size * group.spread > PER_MACHINE:
         return _NETWORK
-    return None if target.capability is None else _NVLINK.get(target.capability)
-
-
-def has_link(capability: tuple[int, int] | None) -> bool:
-    """Whether cards of a compute capability have NVLink between them, in the form that was looked up."""
-    return capability in _NVLINK
+    return None if target.capability is None else NVLINK.get(target.capability)
 
 
 def host_bytes_per_second(target: Target) -> float | None:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from math import ceil, log2
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from pydantic import Field, TypeAdapter
 
 from fxmem.errors import UsageError
-from fxmem.hardware.catalogue import has_link, is_alike, same_card
+from fxmem.hardware.catalogue import NVLINK, is_alike, same_card
 from fxmem.hardware.releases import find_release
 from fxmem.records.profile import Bytes, ProcessBytes, Record, Target
 from fxmem.records.units import format_bytes
@@ -71,7 +71,7 @@ def process_range(target: Target, reserved_bytes: int, groups: int = 1) -> Proce
     """
     if context_range(target) is None:
         return None
-    parts = [each for each in _parts_beside(target) if each.grounds]
+    parts = [each for _, each in _parts_beside(target) if each.grounds]
     return ProcessBytes(
         low=reserved_bytes + 3 * sum(each.low for each in parts) // 4,
         high=reserved_bytes + 5 * sum(each.high for each in parts) // 4 + max(groups - 1, 0) * _FURTHER_GROUP,
@@ -79,29 +79,19 @@ def process_range(target: Target, reserved_bytes: int, groups: int = 1) -> Proce
     )
 
 
-class _Part(NamedTuple):
-    """What is on a card beside the allocator's segments."""
-
-    label: str
-    low: int
-    high: int
-    grounds: str = ""
-    """What the range of the process's own is over; empty for what others have."""
-
-
-_OTHERS: Final = "other programs have"
 _FURTHER_GROUP: Final = 688 << 20
 """What NVIDIA/nccl 964 saw of each communicator among four A100 over NVLink."""
 _LOADED: Final = 336 << 20
 """What programs had more than a context alone on an H200: 858 and 522 MiB, rows of the table."""
 
 
-def _parts_beside(target: Target) -> list[_Part]:
-    """What else of a card is taken, the context first where it is known."""
+def _parts_beside(target: Target) -> list[tuple[str, ProcessBytes]]:
+    """What else of a card is taken, and by what, the context first; without grounds what others have."""
     label = "Windows and a CUDA context take" if target.system else "a CUDA context takes"
-    ranges = ((label, context_range(target)), ("NCCL", nccl_range(target)))
-    parts = [_Part(label, found.low, found.high, found.grounds) for label, found in ranges if found is not None]
-    return [*parts, *([_Part(_OTHERS, target.in_use_bytes, target.in_use_bytes)] if target.in_use_bytes else [])]
+    used = target.in_use_bytes
+    others = ProcessBytes(low=used, high=used, grounds="") if used else None
+    ranges = ((label, context_range(target)), ("NCCL", nccl_range(target)), ("other programs have", others))
+    return [(label, found) for label, found in ranges if found is not None]
 
 
 def context_range(target: Target) -> ProcessBytes | None:
@@ -133,10 +123,9 @@ def nccl_range(target: Target) -> ProcessBytes | None:
     rows = [row for row in known_context_sizes() if row.ranks]
     if not target.ranks or target.device != "cuda" or not rows:
         return None
-    linked = has_link(target.capability)
-    rows = [row for row in rows if same_card(target, row.card)] or [
-        row for row in rows if has_link(row.capability) == linked
-    ]
+    linked = target.capability in NVLINK
+    own = [row for row in rows if same_card(target, row.card)]
+    rows = own or [row for row in rows if (row.capability in NVLINK) == linked]
     nearest = min((row.ranks for row in rows), key=lambda ranks: abs(log2(ranks / target.ranks)))
     return _span([row for row in rows if row.ranks == nearest], f" of NCCL among {nearest}")
 
@@ -153,7 +142,7 @@ def _span(rows: Sequence[ContextSize], what: str = "", more: int = 0) -> Process
 
 
 def _least_beside(target: Target) -> int:
-    return sum(each.low for each in _parts_beside(target))
+    return sum(each.low for _, each in _parts_beside(target))
 
 
 def room_bytes(target: Target) -> int | None:
@@ -177,7 +166,7 @@ def explain_room(target: Target) -> str:
     memory, room, taken = target.memory_bytes, room_bytes(target), _parts_beside(target)
     if target.device != "cuda" or memory is None:
         return ""
-    parts = [f"{each.label} {format_bytes(each.low)}{' or more' * bool(each.grounds)}" for each in taken]
+    parts = [f"{label} {format_bytes(each.low)}{' or more' * bool(each.grounds)}" for label, each in taken]
     if context_range(target) is None:
         parts.insert(0, "what a CUDA context takes of it is not known")
     of = f"{format_bytes(room)} of " if taken else ""

@@ -325,14 +325,13 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
         waiting = None if waiting is None else min(waiting, room)
     beyond, is_ended = (reserved or 0) - (found.reserved_bytes or 0), run is not None and run.is_ended
     others = _replay_other_plans(profile, settings, found, shortage, beyond)
+    groups = len(profile.step.ranks.groups) if profile.step.ranks else 0
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": allocated,
             "reserved_bytes": reserved,
             "reserved_high_bytes": None if waiting is None else max(waiting, reserved or 0),
-            "process_bytes": None
-            if reserved is None
-            else process_range(profile.target, reserved, _count_groups(profile)),
+            "process_bytes": None if reserved is None else process_range(profile.target, reserved, groups),
             "room_bytes": room,
             "fits": fits,
             "shortage": shortage,
@@ -343,10 +342,6 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str], run: CardRun
         }
     )
     return timeline.model_copy(update={"peak": peak})
-
-
-def _count_groups(profile: Profile) -> int:
-    return 0 if profile.step.ranks is None else len(profile.step.ranks.groups)
 
 
 def _replay_within(profile: Profile, settings: AllocatorSettings) -> tuple[ReplayedLoop, str]:
