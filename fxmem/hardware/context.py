@@ -75,7 +75,7 @@ def process_range(target: Target, reserved_bytes: int, groups: int = 1) -> Proce
     return ProcessBytes(
         low=reserved_bytes + 3 * sum(each.low for each in parts) // 4,
         high=reserved_bytes + 5 * sum(each.high for each in parts) // 4 + max(groups - 1, 0) * _FURTHER_GROUP,
-        grounds=f"{'; '.join(each.grounds for each in parts)}, give or take a quarter",
+        grounds=f"{'; '.join(each.grounds for each in parts)}, +/- 25 %",
     )
 
 

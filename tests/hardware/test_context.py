@@ -174,7 +174,7 @@ def test_the_process_is_what_is_reserved_and_the_context(measured: None) -> None
     profile = small_profile(target=target("h200"), torch_version="2.11.0")
     peak = complete_timeline(profile, {}).peak
     assert peak.reserved_bytes is not None
-    grounds = "2 published measurements on NVIDIA H200, give or take a quarter"
+    grounds = "2 published measurements on NVIDIA H200, +/- 25 %"
     assert peak.process_bytes == ProcessBytes(
         low=peak.reserved_bytes + 450 * 3 // 4, high=peak.reserved_bytes + 507 * 5 // 4, grounds=grounds
     )
