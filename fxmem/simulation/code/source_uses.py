@@ -410,32 +410,28 @@ def _find_bounds(
 
 
 def _find_idle(node: ast.AST, scope: _Scope) -> Iterator[ast.expr]:
-    """What an `if` measures and nothing in it bounds: `if len(replay) < 32: return` where nothing is put into it."""
+    """What an `if` measures and nothing in it bounds: `if len(replay) < 32: return` where nothing is put into it.
+
+    In it, other variables may be given what known functions make of it, and a function be left that keeps nothing.
+    """
     if not isinstance(node, ast.If):
         return
     parts = [part for one in (*node.body, *node.orelse) for part in ast.walk(one)]
-    changed = {last_name(of) for part in parts for use, of in _find_effects(part) if use.does in _CHANGING}
+    done = [(use.does, of) for part in parts for use, of in _find_effects(part) if use.does not in ("gives", "is")]
+    made = {of.id for does, of in done if does == "makes" and isinstance(of, ast.Name)}
     leaving = [each for each in parts if isinstance(each, _LEAVING)]
-    is_return = all(isinstance(each, ast.Return) and each.value is None for each in leaving)
-    switches = any(
-        isinstance(getattr(each, "value", None), ast.Constant) for each in parts if isinstance(each, _SETTING)
+    is_idle = (
+        all(last_name(of) in made for _, of in done)
+        and all(isinstance(each, ast.Return) and each.value is None for each in leaving)
+        and all(last_name(each.func) in _HARMLESS for each in parts if isinstance(each, ast.Call))
+        and not any(isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant) for each in parts)
     )
-    called = [each.func for each in parts if isinstance(each, ast.Call)]
-    may_end = any(
-        last_name(each) not in _HARMLESS if isinstance(each, ast.Name) else last_name(each) in _ENDING
-        for each in called
-    )
-    if is_return and not switches and not may_end:
-        measured = (of for left, _ in _compared(node.test) if (of := _measured(left)) is not None)
-        yield from (each for each in measured if last_name(each) not in changed | (scope.kept if leaving else set()))
+    measured = (of for left, _ in _compared(node.test) if (of := _measured(left)) is not None) if is_idle else ()
+    yield from (each for each in measured if last_name(each) not in made | (scope.kept if leaving else set()))
 
 
-_CHANGING: Final = ("adds", "makes", "removes", "writes")
-_SETTING: Final = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-_HARMLESS: Final = frozenset("enumerate len list max min print range sorted sum tuple zip".split())
-"""Functions of Python's own that take nothing away from what they are not given; others may."""
-_ENDING: Final = frozenset("_exit abort cancel close exit kill set shutdown stop terminate".split())
-"""Methods that may end a loop, whosever they are."""
+_HARMLESS: Final = frozenset("cat choice choices enumerate len max mean min print range sample stack sum zip".split())
+"""Functions that take nothing away and switch nothing; others may."""
 
 
 def _compared(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -76,6 +76,9 @@ class HolderCode:
 
     def is_unbounded(self, *, is_graph: bool) -> bool:
         """Whether the code puts more into it, and nothing bounds it; or makes its graph longer."""
+        lines = (line for file in self._files for line in linecache.getlines(file))
+        if len(self._names) > 1 and any(re.search(r"[\w\]]\.__init__\((?!self)", line) for line in lines):
+            return False  # `meter.__init__()` makes anew all that it has
         loops = [each for each in self._loops[self.outer :] if each.turns != 1]
         counters = [_find_counters(each, self._frames[each.depth].f_code) for each in loops]
         sources = read_sources(self._files)
@@ -163,29 +166,27 @@ def find_keeping_line(owner: str, files: Mapping[str, Collection[int]], near: Co
     return min(found, key=operator.itemgetter(0, 1, 2, 3), default=("",))[-1]
 
 
-_REGISTERS: Final = {"hook of": (r"register_\w*hook", "remove"), "param_groups": ("add_param_group", "param_groups")}
-"""By the first or last word of an owner that only torch's own methods write to, these, and the word without which the
-program's code takes nothing away."""
+_REGISTERS: Final = (
+    (r"^hook of (.*)", r"\.register_\w*hook\(", r"\bremove\b|\w_hooks\b"),
+    (r"^(.*)\.param_groups$", r"\.add_param_group\(", r"\bparam_groups\b"),
+)
+"""Owners that methods of torch's alone write to, these, and what takes something away."""
 
 
 def find_registration(owner: str, files: Iterable[str]) -> str:
     """Find `file:line` that gives an owner more by a method of torch's: a hook whose handle nobody removes.
 
-    Empty where there is none, or the program may take something away.
+    Empty where there is none, where the program may take something away, or gives one of its names another value.
     """
-    methods, removing = next(
-        (each for name, each in _REGISTERS.items() if re.search(rf"^{name}|{name}$", owner)), ("", "")
-    )
-    texts = {file: linecache.getlines(file) for file in sorted(files)} if methods else {}
-    if any(re.search(rf"\b{removing}\b", line) for lines in texts.values() for line in lines):
-        return ""
-    called = (
-        (file, number)
-        for file, lines in texts.items()
-        for number, line in enumerate(lines, 1)
-        if re.search(rf"\.{methods}\(", line)
-    )
-    return next((f"{package_path(file)}:{number}" for file, number in called), "")
+    for pattern, adding, removing in _REGISTERS:
+        if (found := re.search(pattern, owner)) is not None:
+            lines = [(file, *each) for file in sorted(files) for each in enumerate(linecache.getlines(file), 1)]
+            anew = Counter(name for *_, line in lines for name in re.findall(r"(\w+)\s*=[^=]", line))
+            is_kept = all(anew[name] < 2 for name in re.findall(r"[a-zA-Z_]\w*", found[1]))
+            if is_kept and not any(re.search(removing, line) for *_, line in lines):
+                called = (f"{package_path(file)}:{n}" for file, n, line in lines if re.search(adding, line))
+                return next(called, "")
+    return ""
 
 
 # --- what a program keeps more of after each step ---------------------------------------------------------------------

@@ -723,6 +723,71 @@ for step in range(STEPS):
         full.set()
 """
 
+BOUNDED["hooks cleared"] = """
+for step in range(STEPS):
+    net.register_forward_hook(lambda module, given, made, kept=learn(): None)
+    if step % N == N - 1:
+        net._forward_hooks.clear()
+"""
+
+BOUNDED["begun again by its own method"] = """
+class Meter:
+    def __init__(self):
+        self.values = []
+
+
+meter = Meter()
+for step in range(STEPS):
+    meter.values.append(learn())
+    if step % N == N - 1:
+        meter.__init__()
+"""
+
+BOUNDED["switched by another list"] = """
+pool, full = [], []
+for step in range(STEPS):
+    out = learn()
+    if not full:
+        pool.append(out)
+    if len(pool) >= N:
+        full.append(step)
+"""
+
+BOUNDED["switched in a dictionary"] = """
+class Pool:
+    def __init__(self):
+        self.data, self.options = [], dict(stop=False)
+
+    def push(self, value):
+        if not self.options["stop"]:
+            self.data.append(value)
+        if len(self.data) >= N:
+            self.options.update(stop=True)
+
+
+pool = Pool()
+for step in range(STEPS):
+    pool.push(learn())
+"""
+
+BOUNDED["taken off by a function of a library"] = """
+import operator
+
+pool = []
+for step in range(STEPS):
+    pool.append(learn())
+    if len(pool) > N:
+        operator.delitem(pool, 0)
+"""
+
+BOUNDED["groups of an optimizer made anew"] = """
+for step in range(STEPS):
+    learn()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(16, 16, device="cuda"))]})
+    if step % N == N - 1:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+
 ENDLESS["defaultdict of lists"] = """
 log = collections.defaultdict(list)
 for step in range(STEPS):
