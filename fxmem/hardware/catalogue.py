@@ -455,7 +455,7 @@ measured over 16 lanes of the PCI Express that such cards have. 3.0: CUDA's band
 mpicbg-scicomp/gearshifft; 4.0: README of NVIDIA/nvbandwidth, a machine of 8 cards; 5.0: NVIDIA's example of the same
 tool's host_to_device_memcpy_ce."""
 _GRACE: Final = 450e9
-"""The same over NVLink-C2C: half of the 900 GB/s of NVIDIA's GH200 data sheet."""
+"""The same over NVLink-C2C: half of the 900 GB/s of NVIDIA's data sheets of GH200 and GB200."""
 SENT_AHEAD: Final = 2
 """Copies of offloaded results to the host that may be under way before the step waits for the first of them."""
 FETCHED_AHEAD: Final = 2
@@ -474,6 +474,6 @@ def host_bytes_per_second(target: Target) -> float | None:
 
     It gets as much from there.
     """
-    if target.name.startswith("gh200"):
+    if target.name.startswith(("gb200", "gh200")):
         return _GRACE
     return None if target.capability is None else _HOST.get(target.capability[0])
