@@ -732,11 +732,11 @@ class Peak(Viewed, Record):
     """The same if the blocks that wait for another stream (`record_stream`) wait until the host has waited for it, or
     the step ends; `reserved_bytes` is then if none waits. None: nothing waits."""
     process_bytes: ProcessBytes | None = None
-    """Reserved plus the CUDA context; what nvidia-smi shows. Its upper end may be more than the card has: it fits then
-    beside a small context alone. None: not modelled for this target."""
+    """Reserved plus the CUDA context and NCCL; what nvidia-smi shows. Its upper end may be more than the card has: it
+    fits then beside a small context alone. None: not modelled for this target."""
     room_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
-    """What the allocator may have there, with which it was compared: what a CUDA context leaves of the target's memory
-    at most, or another limit that was asked for. None: as for `fits`."""
+    """What the allocator may have there, with which it was compared: what a CUDA context, NCCL and other programs leave
+    of the target's memory at most, or another limit that was asked for. None: as for `fits`."""
     fits: bool | None = None
     """Whether a loop over the step runs in that room, the allocator giving its cache back where it must. None: not
     modelled, or the memory is not known."""
