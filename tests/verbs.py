@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fxmem.cli.output import check_output
 from fxmem.cli.parser import Parser
 from fxmem.memory import liveness
 from fxmem.records.profile import Profile, Report
@@ -24,6 +25,7 @@ def saved(path: Path, profile: Profile, **peak: Any) -> str:
 
 def called(verb: ModuleType, *arguments: str) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    parser = Parser().add_arguments(verb.ARGUMENTS)
-    answer: tuple[int, str] = verb.run(parser.parse_args(arguments))
+    options = Parser().add_arguments(verb.ARGUMENTS).parse_args(arguments)
+    check_output(options)
+    answer: tuple[int, str] = verb.run(options)
     return answer

@@ -177,7 +177,7 @@ class _Architecture(NamedTuple):
 _ARCHITECTURES = {tuple(row.pop("capability")): _Architecture(**row) for row in _TABLES["architectures"]}
 
 
-_SLICE = re.compile(r"(.+?)(?::| mig )([0-9]g\.[0-9]+gb)", re.IGNORECASE)
+_SLICE = re.compile(r"(.+?)(?::| mig )([0-9]g\S*)", re.IGNORECASE)
 _SHARE = re.compile(r"(.+):(0?\.[0-9]+|[0-9]{1,2}%)")
 _CLOSE = 50
 """Two sizes are of one card where they differ by less than this share, one in so many."""
@@ -205,6 +205,9 @@ def target(name: str) -> Target:
     key, _, value = option.strip().partition("=")
     if card and key in _AROUND:
         return _AROUND[key](target(card), value)
+    if card and value and not name.lower().endswith(".json"):
+        known = ", ".join(f"{each}=" for each in _AROUND)
+        raise UsageError(f"expected one of {known} behind a target, got {option.strip()!r}")
     if name.lower().endswith(".json"):
         return load_target(name)
     if (key := _key(name)) in _BY_KEY:

@@ -252,6 +252,8 @@ def test_what_surrounds_a_program_may_stand_behind_its_card_in_any_order() -> No
         ("cpu:0.5", r"a share of a card's memory, e\.g\. h100:0\.5, got cpu:0\.5"),
         ("h100,in-use=much", r"what other programs have of the card, e\.g\. in-use=2GiB, got 'much'"),
         ("t4,in-use=15GiB", r"to leave some of t4, 15,642,329,088 bytes, got '15GiB'"),
+        ("h100:3g", r"a MIG instance of h100 whose memory is known, got '3g': known are 1g\.10gb, "),
+        ("h100,inuse=2GiB", r"expected one of torch=, in-use=, os= behind a target, got 'inuse=2GiB'"),
         ("h100,os=beos", r"expected os=linux or os=windows, got 'beos'"),
     ],
 )
