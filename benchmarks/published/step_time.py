@@ -71,7 +71,7 @@ TABLES = (
     Table("RTX 4090, inference, torch 2.9.1", "rtx4090", "fast", "benchmark-infer-amp-nchw-pt291-cu128-4090.csv"),
     Table("RTX 5090, inference, torch 2.9.1", "rtx5090", "infer", "benchmark-infer-amp-nchw-pt291-cu130-5090.csv"),
     Table("RTX 3090, inference, torch 2.4", "rtx3090", "fast", "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv"),
-    Table("RTX PRO 6000 Max-Q, inference", "pro6000", "fast", "benchmark-infer-amp-nchw-pt291-cu130-pro6000maxq.csv"),
+    Table("RTX PRO 6000 Max-Q, inference", "maxq", "fast", "benchmark-infer-amp-nchw-pt291-cu130-pro6000maxq.csv"),
     Table("RTX 3090, training, torch 1.12", "rtx3090", "train", "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"),
     Table("H100, inference of 128, torch 2.11", "h100", "infer_b128", H100),
     Table("H100, inference of 1, torch 2.11", "h100", "infer_b1", H100),
@@ -264,7 +264,7 @@ def main() -> None:
     for part in parts:
         others = [each for each in parts if each.table.card != part.table.card and each.table.mode == part.table.mode]
         lines.append(row(part.table.name, part, fit(others), np.ones(len(part.steps), dtype=bool))[0])
-    for title, cards in (("GeForce", ("rtx3090", "rtx4090", "rtx5090")), ("others", ("pro6000", "h100"))):
+    for title, cards in (("GeForce", ("rtx3090", "rtx4090", "rtx5090")), ("others", ("maxq", "h100"))):
         for mode in ("infer", "train"):
             group = [part for part in parts if part.table.card in cards and part.table.mode == mode]
             shares.append(f"- {title}, {mode}: {describe(fit(group))}")
